@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Hub and its CDN for tests: real answers on the wire, and faults on request."""
+
+from __future__ import annotations
+
+from tests.hub.server import FakeHub, Fault, Request, fetched_twice
+
+__all__ = ["FakeHub", "Fault", "Request", "fetched_twice"]
