@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The test fleet: real hosts with systemd, sshd, podman and docker on one machine (see ``python -m tests.fleet -h``)."""
+"""The test fleet: real hosts with systemd, sshd, podman and docker, on one machine."""

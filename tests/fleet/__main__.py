@@ -7,13 +7,16 @@ import argparse
 import os
 import sys
 
-from tests.fleet import hosts, images, machine
+from tests.fleet import fleet, hosts, images, machine
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fleet", description="The test fleet on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("images", help="make the host images (localhost/testhost:bookworm and :trixie)")
+    commands.add_parser("up", help="start the fleet: hosts, services, engine image, inventory")
+    commands.add_parser("down", help="remove the fleet")
+    commands.add_parser("status", help="say what runs")
     ns = commands.add_parser("ns", help="run a command on this machine where podman sees the fleet")
     ns.add_argument("argv", nargs=argparse.REMAINDER)
     one = commands.add_parser("host", help="start a host of your own, outside the fleet")
@@ -28,6 +31,12 @@ def main() -> int:
     args = parser.parse_args()
     if args.command == "images":
         images.ensure()
+    elif args.command == "up":
+        fleet.up()
+    elif args.command == "down":
+        fleet.down()
+    elif args.command == "status":
+        print("\n".join(fleet.status()))
     elif args.command == "ns":
         argv = machine.inside([word for word in args.argv if word != "--"])
         os.execvp(argv[0], argv)

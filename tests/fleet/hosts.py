@@ -9,11 +9,12 @@ import shlex
 import subprocess
 import time
 
-from tests.fleet.machine import CACHE, STATE, FleetError, as_root, inside, podman, run
+from tests.fleet.machine import CACHE, FleetError, as_root, inside, lock, podman, run
 
 LABEL = "tensorless-fleet-tests"
 SSH_USER = "ops"  # an ordinary account that may sudo, as on a host that people administer
-REGISTRY_PORT = 5000
+PRIVATE_KEY = CACHE / "ssh" / "id_ed25519"
+REGISTRY = "10.213.7.1:5000"
 
 # podman inside a host: what a host that is itself a container lacks (its own limits and cgroup controllers).
 _CONTAINERS_CONF = """[containers]
@@ -31,10 +32,6 @@ class Host:
     suite: str
     ip: str
     network: str = "tensorless-fleet"
-
-    @property
-    def gateway(self) -> str:
-        return self.ip.rsplit(".", 1)[0] + ".1"
 
     @property
     def subnet(self) -> str:
@@ -72,8 +69,7 @@ class Host:
         self.wait()
 
     def _create(self) -> None:
-        if podman("network", "exists", self.network, check=False).returncode != 0:
-            podman("network", "create", "--subnet", self.subnet, "--label", LABEL, self.network)
+        self._network()
         archives = CACHE / "apt" / self.suite / self.name  # packages fetched once, kept for the next fleet
         run(as_root(["mkdir", "-p", str(archives / "partial")]))
         podman(
@@ -88,15 +84,19 @@ class Host:
         )  # fmt: skip
         self._prepare()
 
+    def _network(self) -> None:
+        with lock("network"):
+            if podman("network", "exists", self.network, check=False).returncode != 0:
+                podman("network", "create", "--subnet", self.subnet, "--label", LABEL, self.network)
+
     def _prepare(self) -> None:
         """What the owner of a host would have done before Ansible comes: an account, and how to reach the registry."""
-        registry = f"{self.gateway}:{REGISTRY_PORT}"
         self.write("/etc/containers/containers.conf.d/50-test-host.conf", _CONTAINERS_CONF)
         self.write(
             "/etc/containers/registries.conf.d/50-test-registry.conf",
-            f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n',
+            f'[[registry]]\nlocation = "{REGISTRY}"\ninsecure = true\n',
         )
-        self.write("/etc/docker/daemon.json", f'{{"insecure-registries": ["{registry}"]}}\n')
+        self.write("/etc/docker/daemon.json", f'{{"insecure-registries": ["{REGISTRY}"]}}\n')
         self.sh(f"id {SSH_USER} 2>/dev/null || useradd -m -s /bin/bash {SSH_USER}")
         self.write(f"/etc/sudoers.d/{SSH_USER}", f"{SSH_USER} ALL=(ALL) NOPASSWD:ALL\n", "0440")
         home = f"/home/{SSH_USER}/.ssh"
@@ -129,18 +129,17 @@ class Host:
 
 def ssh_key() -> pathlib.Path:
     """The public key of the fleet's controller; the pair is made on first use."""
-    folder = STATE / "ssh"
-    private = folder / "id_ed25519"
-    if not private.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", LABEL, "-f", str(private)])
-    return private.with_suffix(".pub")
+    with lock("ssh-key"):
+        if not PRIVATE_KEY.exists():
+            PRIVATE_KEY.parent.mkdir(parents=True, exist_ok=True)
+            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", LABEL, "-f", str(PRIVATE_KEY)])
+    return PRIVATE_KEY.with_suffix(".pub")
 
 
 def ssh_options() -> list[str]:
     """Hosts are made anew all the time, so their keys are not remembered."""
     return [
-        "-i", str(STATE / "ssh" / "id_ed25519"), "-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=no",
+        "-i", str(PRIVATE_KEY), "-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=no",
         "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "-o", "ConnectTimeout=5", "-o", "BatchMode=yes",
     ]  # fmt: skip
 

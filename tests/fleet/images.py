@@ -14,9 +14,19 @@ import tempfile
 
 from tests.fleet.machine import CA_BUNDLE, CACHE, as_root, lock, podman, run, say
 
-PACKAGES = (
-    "systemd systemd-sysv dbus openssh-server python3 python3-apt sudo iproute2 ca-certificates procps kmod".split()
-)
+PACKAGES = [
+    "systemd",
+    "systemd-sysv",
+    "dbus",
+    "openssh-server",
+    "python3",
+    "python3-apt",
+    "sudo",
+    "iproute2",
+    "ca-certificates",
+    "procps",
+    "kmod",
+]
 SUITES = ("bookworm", "trixie")
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
@@ -44,7 +54,7 @@ def _apt_sources(suite: str) -> list[str]:
     found: dict[str, str] = {}
     listing = run(["apt-get", "indextargets", "--format", "$(SITE)|$(RELEASE)|$(CREATED_BY)"], check=False).stdout
     for line in listing.splitlines():
-        site, release, made_by = (line.split("|") + ["", ""])[:3]
+        site, release, made_by = [*line.split("|"), "", ""][:3]
         if made_by == "Packages" and re.fullmatch(r"(bookworm|trixie)(-security)?", release):
             found.setdefault("security" if release.endswith("-security") else "main", site)
     main = found.get("main", "http://deb.debian.org/debian")

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fleet itself: three hosts, their cards, the services on the gateway, and the files that a controller needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import yaml
+
+from tests.fleet import engine, hosts, images, services, wheels
+from tests.fleet.hosts import Host
+from tests.fleet.machine import STATE, as_root, end_keeper, podman, run, say
+
+P100_A = Host("p100-a", "bookworm", "10.213.7.11")
+P100_B = Host("p100-b", "trixie", "10.213.7.12")
+P100_C = Host("p100-c", "bookworm", "10.213.7.13")
+HOSTS = (P100_A, P100_B, P100_C)
+
+MODEL = "test/SmolLM2-135M-Instruct-GGUF"
+NAME = "smol"
+REVISION = "5e0c1d2b3a49586776859403a1b2c3d4e5f60718"
+RECIPES = STATE / "recipes"
+INVENTORY = STATE / "inventory.yml"
+RUNTIME = {P100_A.name: "podman", P100_B.name: "podman", P100_C.name: "docker"}
+
+
+def p100(number: int, bus: str) -> dict[str, Any]:
+    return {
+        "uuid": f"GPU-{number:08x}-7e57-4a11-8c0d-0123456789ab",
+        "name": "Tesla P100-PCIE-16GB",
+        "compute_capability": "6.0",
+        "memory_mib": 16384,
+        "pci_bus_id": f"00000000:{bus}:00.0",
+        "pci_device_id": "0x15F810DE",
+    }
+
+
+def p40(number: int, bus: str) -> dict[str, Any]:
+    """A Pascal card of compute capability 6.1: no recipe fits it."""
+    return {
+        **p100(number, bus),
+        "name": "Tesla P40",
+        "compute_capability": "6.1",
+        "memory_mib": 24576,
+        "pci_device_id": "0x1B3810DE",
+    }
+
+
+CARDS = {
+    P100_A.name: [p100(0xA1, "3B")],
+    P100_B.name: [p100(0xB1, "3B"), p40(0xB3, "5E"), p100(0xB2, "AF")],
+    P100_C.name: [p100(0xC1, "3B")],
+}
+
+
+def write_recipe(image: str, **changes: Any) -> None:
+    """The recipe of the test model on the P100; ``changes`` replace values by their key."""
+    value = {
+        "status": "released", "sha256": wheels.GGUF_SHA256, "size": wheels.GGUF_SIZE, "revision": REVISION,
+        "context": 4096, "receipt": 60.0, **changes,
+    }  # fmt: skip
+    text = f"""# SPDX-License-Identifier: Apache-2.0
+schema = 1
+status = "{value["status"]}"
+
+[model]
+name       = "{NAME}"
+title      = "SmolLM2 135M, for tests"
+hf_repo    = "{MODEL}"
+revision   = "{value["revision"]}"
+file       = "{wheels.GGUF_NAME}"
+sha256     = "{value["sha256"]}"
+size_bytes = {value["size"]}
+license    = "Apache-2.0"
+
+[card]
+id                 = "p100"
+title              = "NVIDIA Tesla P100 16 GB"
+compute_capability = "6.0"
+min_memory_mib     = 16000
+min_driver         = "525.60.13"
+
+[engine]
+release = "engine-v0.0.0"
+arch    = "sm60"
+image   = "{image}"
+
+[run]
+alias       = "{MODEL}"
+context     = {value["context"]}
+threads_max = 1
+args = ["-np", "1", "-ngl", "99", "-fit", "off", "--threads-http", "4", "-b", "512", "-ub", "512", "--jinja"]
+
+[run.env]
+{engine.SWITCHES[0]} = "1"
+
+[receipt]
+source      = "A round number on a test machine's processor; it only gives the comparison something to compare with."
+summary     = "Decode about 60 tok/s on one processor thread."
+decode_tps  = {{ short = {value["receipt"]} }}
+"""
+    path = RECIPES / MODEL / "p100.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def write_inventory() -> None:
+    """The inventory of the fleet, as its owner would write it."""
+    per_host: dict[str, Any] = {
+        P100_A.name: {"tensorless_servers": [{"model": NAME}]},
+        P100_B.name: {"tensorless_servers": [{"model": NAME, "gpu": "each"}]},
+        P100_C.name: {"tensorless_servers": [{"model": NAME}]},
+    }
+    inventory = {
+        "gpu": {
+            "hosts": {
+                host.name: {"ansible_host": host.ip, "tensorless_runtime": RUNTIME[host.name], **per_host[host.name]}
+                for host in HOSTS
+            },
+            "vars": {
+                "ansible_user": hosts.SSH_USER,
+                "ansible_ssh_private_key_file": str(hosts.PRIVATE_KEY),
+                "ansible_ssh_common_args": " ".join(hosts.ssh_options()[2:]),
+                "ansible_python_interpreter": "/usr/bin/python3",
+                "tensorless_recipes_dir": str(RECIPES),
+                "tensorless_hf_endpoint": services.HUB,
+                "tensorless_report_dir": str(STATE / "report"),
+            },
+        }
+    }
+    INVENTORY.parent.mkdir(parents=True, exist_ok=True)
+    INVENTORY.write_text("---\n" + yaml.safe_dump(inventory, sort_keys=False))
+    (STATE / "ansible.cfg").write_text(
+        "[defaults]\ninject_facts_as_vars = false\nforks = 10\nhost_key_checking = false\n"
+        "[ssh_connection]\npipelining = true\n"
+    )
+
+
+def write_hub_files() -> None:
+    files = [{"repo": MODEL, "revision": REVISION, "file": wheels.GGUF_NAME, "path": str(wheels.model_file()),
+              "sha256": wheels.GGUF_SHA256}]  # fmt: skip
+    (STATE / "hub-files.json").write_text(json.dumps(files))
+
+
+def up() -> None:
+    """Hosts, services, engine image and files; what is there already stays."""
+    begin = time.monotonic()
+    images.ensure()
+    hosts.ssh_key()
+    fresh = [host for host in HOSTS if not host.exists()]
+    with ThreadPoolExecutor(len(HOSTS)) as pool:
+        list(pool.map(Host.start, HOSTS))
+    write_hub_files()
+    for service in services.all_services():
+        service.start()
+    write_recipe(engine.push(services.REGISTRY))
+    write_inventory()
+    for host in fresh:
+        install_cards(host)
+    say(f"{', '.join(host.name for host in HOSTS)} are up after {time.monotonic() - begin:.0f} s")
+
+
+def install_cards(host: Host) -> None:
+    """The simulated cards and driver of a host."""
+
+
+def down() -> None:
+    """Removes the hosts, the services and all files of the fleet; the cache of images stays."""
+    for service in services.all_services():
+        service.stop()
+    for host in HOSTS:
+        host.remove()
+    podman("network", "rm", HOSTS[0].network, check=False)
+    end_keeper()
+    if STATE.exists():
+        run(as_root(["rm", "-rf", str(STATE)]))
+    shutil.rmtree(STATE, ignore_errors=True)
+
+
+def status() -> list[str]:
+    """One line for each host and service."""
+    lines = [f"{host.name}  {host.suite}  {host.ip}  {'up' if host.running() else 'down'}" for host in HOSTS]
+    return lines + [f"{s.name}  {s.url}  {'up' if s.answers() else 'down'}" for s in services.all_services()]
