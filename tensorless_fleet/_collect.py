@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns ansible-runner's events into this package's events and results."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tensorless_fleet._play import clean
+from tensorless_fleet.results import Bench, Card, Check, Event, EventKind, HostResult, HostState, Result, Server
+
+ENDINGS: dict[str, EventKind] = {
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+    "runner_on_skipped": "skipped",
+}
+PROGRESS = ("runner_item_on_ok", "runner_item_on_failed", "runner_retry", "runner_on_async_poll")
+WORST: dict[HostState, int] = {
+    "untouched": 0, "ok": 1, "changed": 2, "interrupted": 3, "failed": 4, "unreachable": 5,
+}  # fmt: skip
+PREFIX = "tensorless.fleet."
+
+
+class Collector:
+    """Feeds on runner events (``feed``); keeps ``result`` up to date; hands each Event to ``emit``."""
+
+    def __init__(self, command: str, emit: Callable[[Event], None]) -> None:
+        self.result = Result(command)
+        self.emit = emit
+        self.plays = 0
+        self.empty_plays = 0
+        self.running: dict[str, str] = {}  # host -> step at work
+
+    def host(self, name: str) -> HostResult:
+        return self.result.hosts.setdefault(name, HostResult(name))
+
+    def say(self, kind: EventKind, host: str | None = None, step: str = "", text: str = "") -> None:
+        self.emit(Event(kind, time.time(), host, step, text))
+
+    def feed(self, event: Mapping[str, Any]) -> None:
+        """One event of ansible-runner."""
+        name = str(event.get("event"))
+        data = event.get("event_data") or {}
+        step = clean(str(data.get("task") or ""))
+        host = data.get("host")
+        if name == "playbook_on_play_start":
+            self.plays += 1
+            self.say("play", text=clean(str(data.get("name") or "")))
+        elif name == "playbook_on_no_hosts_matched":
+            self.empty_plays += 1
+        elif name == "runner_on_start" and host:
+            self.host(str(host)).step = step
+            self.running[str(host)] = step
+            self.say("step", str(host), step)
+        elif name in ENDINGS and host:
+            self._ended(str(host), step, ENDINGS[name], data)
+        elif name in PROGRESS and host:
+            self._progress(str(host), step, name, data)
+        elif name in ("verbose", "warning", "error", "system_warning", "deprecated"):
+            self._line(clean(str(event.get("stdout") or "")))
+        elif name == "playbook_on_stats":
+            for host_name in data.get("processed") or {}:
+                self._raise_to(self.host(str(host_name)), "ok")
+
+    def _raise_to(self, host: HostResult, state: HostState) -> None:
+        if WORST[state] > WORST[host.state]:
+            host.state = state
+
+    def _ended(self, name: str, step: str, kind: EventKind, data: Mapping[str, Any]) -> None:
+        host = self.host(name)
+        self.running.pop(name, None)
+        raw = data.get("res")
+        answer: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+        if kind == "failed" and data.get("ignore_errors"):
+            self.say("ignored", name, step, reason_of(answer))
+            return
+        text = ""
+        if kind in ("failed", "unreachable"):
+            text = reason_of(answer)
+            text = explain_login(name, text) if kind == "unreachable" else explain_become(name, text)
+            host.reason = text
+            self._raise_to(host, "failed" if kind == "failed" else "unreachable")
+        elif kind == "ok":
+            if answer.get("changed"):
+                kind = "changed"
+            self._raise_to(host, "changed" if kind == "changed" else "ok")
+            if data.get("task_action", "").endswith("debug"):
+                text = clean(str(answer.get("msg") or ""))
+        else:
+            self._raise_to(host, "ok")
+        self._learn(host, str(data.get("resolved_action") or data.get("task_action") or ""), answer)
+        self.say(kind, name, step, text)
+
+    def _progress(self, name: str, step: str, event: str, data: Mapping[str, Any]) -> None:
+        raw = data.get("res")
+        answer: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+        if event in ("runner_item_on_ok", "runner_item_on_failed"):
+            self._learn(self.host(name), str(data.get("resolved_action") or data.get("task_action") or ""), answer)
+        text = progress_of(answer)
+        if text:
+            self.say("progress", name, step, text)
+
+    def _line(self, text: str) -> None:
+        """A line of Ansible's own; those of the form ``HOST: text`` from our plugins are a host's progress."""
+        match = re.match(r"^tensorless: \[(?P<host>[^\]]+)\] (?P<text>.+)$", text)
+        if match:
+            name = match["host"]
+            self.say("progress", name, self.running.get(name, ""), match["text"])
+        elif text:
+            self.say("line", text=text)
+
+    def _learn(self, host: HostResult, action: str, answer: Mapping[str, Any]) -> None:
+        """Keeps what a module of the collection said about the host."""
+        facts = answer.get("ansible_facts")
+        if isinstance(facts, Mapping) and isinstance(facts.get("status_cards"), list):
+            host.cards = [card_of(item) for item in facts["status_cards"] if isinstance(item, Mapping)]
+        if not action.startswith(PREFIX):
+            return
+        module = action[len(PREFIX) :]
+        if module == "tensorless_recipe":
+            host.plans += [plan for plan in answer.get("plans") or [] if isinstance(plan, dict)]
+            host.skipped += [item for item in answer.get("skipped") or [] if isinstance(item, dict)]
+        elif module == "tensorless_server":
+            host.servers += [server_of(item) for item in answer.get("servers") or [] if isinstance(item, Mapping)]
+        elif module == "tensorless_bench":
+            for item in answer.get("benches") or ([answer] if "median_decode_tps" in answer else []):
+                if isinstance(item, Mapping) and item.get("median_decode_tps") is not None:
+                    host.benches.append(bench_of(item))
+        elif module == "tensorless_doctor":
+            host.checks += [check_of(item) for item in answer.get("checks") or [] if isinstance(item, Mapping)]
+        elif module == "tensorless_report":
+            self.result.files += [str(path) for path in answer.get("files") or []]
+
+    def finish(self, seconds: float, interrupted: bool) -> Result:
+        """Closes the books: hosts that were at work when it ended get their state."""
+        self.result.seconds = seconds
+        self.result.interrupted = interrupted
+        for name, step in self.running.items():
+            host = self.host(name)
+            if host.state in ("failed", "unreachable"):
+                continue
+            if interrupted:
+                host.state = "interrupted"
+                host.reason = f"interrupted during '{step}'; run the command again, it goes on from there"
+        if interrupted:
+            for host in self.result.hosts.values():
+                if host.state in ("ok", "changed"):
+                    host.state = "interrupted"
+                    host.reason = f"stopped after '{host.step}'; run the command again, it goes on from there"
+        return self.result
+
+
+def reason_of(answer: Mapping[str, Any]) -> str:
+    """Why a task failed, as one line."""
+    for key in ("msg", "message", "reason", "module_stderr", "stderr", "exception"):
+        value = answer.get(key)
+        if value:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = clean(text)
+            if key == "msg" and text.startswith("MODULE FAILURE") and answer.get("module_stderr"):
+                text = f"{text}: {clean(str(answer['module_stderr']))[-400:]}"
+            return re.sub(r"^Task failed: (?:Action failed: |Module failed: )?", "", text)
+    if answer.get("censored"):
+        return "failed; the details are hidden because they may hold secrets"
+    return "failed without saying why"
+
+
+def explain_login(host: str, text: str) -> str:
+    """One line with the fix for a host that cannot be reached or logged in to."""
+    text = re.sub(r"^(Task failed: )?Failed to connect to the host via ssh: ", "", text)
+    low = text.lower()
+    if "host key verification failed" in low or "remote host identification has changed" in low:
+        if "changed" in low:
+            return (
+                f"the ssh host key of {host} is not the one known here, so the connection was refused. If the "
+                f"host was reinstalled: ssh-keygen -R {host}, then connect once with ssh and compare the key"
+            )
+        return (
+            f"the ssh host key of {host} is not known here. Connect once with ssh {host} and compare the key, or "
+            "pass --host-keys accept-new"
+        )
+    if "no such identity" in low or ("identity file" in low and "not accessible" in low):
+        found = re.search(r"(?:no such identity|identity file):? (\S+?)[: ]", text, re.I)
+        path = found.group(1) if found else "named in the inventory"
+        return (
+            f"cannot log in to {host}: the ssh key {path} does not exist. Correct ansible_ssh_private_key_file in "
+            "the inventory, or make the key with ssh-keygen and bring it over with ssh-copy-id"
+        )
+    if "permission denied" in low:
+        return (
+            f"cannot log in to {host}: {text}. Bring your key over with ssh-copy-id, load it with ssh-add, or set "
+            "ansible_user and ansible_ssh_private_key_file in the inventory"
+        )
+    if "could not resolve hostname" in low:
+        return f"the name {host} leads nowhere: {text}. Set ansible_host in the inventory, or correct the name"
+    if "incorrect sudo password" in low or "missing sudo password" in low:
+        return explain_become(host, text)
+    return f"{text.rstrip('.')}. Check that {host} is up and that ssh reaches it, then run the command again"
+
+
+def explain_become(host: str, text: str) -> str:
+    """One line with the fix where sudo wants a password; any other text as it is."""
+    low = text.lower()
+    if "missing sudo password" in low or "a password is required" in low or "missing become password" in low:
+        return (
+            f"sudo on {host} wants a password. Pass --become-password-file FILE, set ansible_become_password in a "
+            "vault, or allow the user sudo without one"
+        )
+    if "incorrect sudo password" in low or "incorrect become password" in low:
+        return f"sudo on {host} refused the password. Correct --become-password-file or ansible_become_password"
+    return text
+
+
+def progress_of(answer: Mapping[str, Any]) -> str:
+    """What a running step says about its progress, if anything."""
+    for key in ("progress", "status_line", "msg"):
+        value = answer.get(key)
+        if isinstance(value, str) and value:
+            return clean(value)
+    return ""
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else clean(str(value))
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def server_of(item: Mapping[str, Any]) -> Server:
+    actions = item.get("actions") or []
+    return Server(
+        instance=clean(str(item.get("instance") or "")),
+        state=clean(str(item.get("state") or "")),
+        endpoint=_text(item.get("endpoint")),
+        plan_hash=_text(item.get("plan_hash")),
+        actions=tuple(clean(str(action)) for action in actions),
+    )
+
+
+def bench_of(item: Mapping[str, Any]) -> Bench:
+    card = item.get("card_uuid") or item.get("uuid")
+    return Bench(
+        model=clean(str(item.get("model") or "")),
+        card_uuid=_text(card),
+        decode_tps=float(item["median_decode_tps"]),
+        ttft_ms=float(item.get("median_ttft_ms") or 0.0),
+        prompt_tokens=_whole(item.get("prompt_tokens")),
+        receipt_decode_tps=_number(item.get("receipt_decode_tps")),
+        vs_receipt_percent=_number(item.get("vs_receipt_percent")),
+        data={str(key): value for key, value in item.items() if not str(key).startswith("_ansible")},
+    )
+
+
+def check_of(item: Mapping[str, Any]) -> Check:
+    return Check(
+        level=clean(str(item.get("level") or "")),
+        text=clean(str(item.get("text") or item.get("message") or "")),
+        fix=_text(item.get("fix")),
+    )
+
+
+def card_of(item: Mapping[str, Any]) -> Card:
+    tuned = item.get("tuned")
+    return Card(
+        index=_whole(item.get("index")),
+        uuid=_text(item.get("uuid")),
+        name=clean(str(item.get("name") or "")),
+        memory_mib=_whole(item.get("memory_mib")),
+        memory_used_mib=_whole(item.get("memory_used_mib")),
+        instance=_text(item.get("instance")),
+        model=_text(item.get("model")),
+        state=clean(str(item.get("state") or "absent")),
+        health=clean(str(item.get("health") or "none")),
+        tuned=tuned if isinstance(tuned, bool) else None,
+        bench_tps=_number(item.get("bench_tps")),
+        bench_vs_receipt_percent=_number(item.get("bench_vs_receipt_percent")),
+        bench_time=_text(item.get("bench_time")),
+        note=clean(str(item.get("note") or "")),
+    )

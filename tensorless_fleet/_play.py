@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one playbook of the collection through ansible-runner, on this package's terms.
+
+By itself ansible-runner hands the caller's whole environment to the play and writes it to disk, passes extra variables
+on as templates, switches host-key checks off, keeps a fact cache of one file per host name, and leaves workers alive
+when it cancels. Here the environment is an allow-list, text travels in a file as unsafe data, the host-key policy is
+explicit, no fact is cached, and ``_supervise`` owns every process of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import locale
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorless_fleet import _collection
+from tensorless_fleet._private import Log, Private, vars_text
+
+# What a play may need from the caller's environment. Everything else stays out, secrets above all.
+ALLOWED = frozenset(
+    (
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "TZ",
+        "TMPDIR",
+        "SSH_AUTH_SOCK",
+        "SSH_AGENT_PID",
+        "KRB5CCNAME",
+        "VIRTUAL_ENV",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "SSL_CERT_FILE",
+        "REQUESTS_CA_BUNDLE",
+        "XDG_CONFIG_HOME",
+        "XDG_CACHE_HOME",
+        "XDG_STATE_HOME",
+        "XDG_DATA_HOME",
+        "XDG_RUNTIME_DIR",
+        "ANSIBLE_CONFIG",
+        "ANSIBLE_HOME",
+        "ANSIBLE_REMOTE_USER",
+        "ANSIBLE_PRIVATE_KEY_FILE",
+        "ANSIBLE_TIMEOUT",
+        "ANSIBLE_PIPELINING",
+        "ANSIBLE_SSH_ARGS",
+        "ANSIBLE_SSH_COMMON_ARGS",
+        "ANSIBLE_SSH_EXTRA_ARGS",
+        "ANSIBLE_SSH_EXECUTABLE",
+        "ANSIBLE_SSH_RETRIES",
+        "ANSIBLE_BECOME_METHOD",
+        "ANSIBLE_VAULT_PASSWORD_FILE",
+        "ANSIBLE_VAULT_IDENTITY_LIST",
+        "ANSIBLE_INVENTORY_ENABLED",
+        "ANSIBLE_INJECT_FACT_VARS",
+        "ANSIBLE_REMOTE_TEMP",
+        "ANSIBLE_FORKS",
+        "ANSIBLE_TRANSPORT",
+        "ANSIBLE_DEPRECATION_WARNINGS",
+    )
+)
+# A host that goes away is noticed after about 10 s, also in the middle of a silent, long task.
+ALIVE = "-o ServerAliveInterval=5 -o ServerAliveCountMax=2 -o ConnectTimeout=10"
+DEFAULT_SSH_ARGS = "-C -o ControlMaster=auto -o ControlPersist=60s"
+CANCEL_LIMIT_S = 12.0
+
+
+@dataclass
+class Job:
+    """What one run of a playbook needs."""
+
+    command: str
+    playbook: str
+    inventory: Sequence[str]
+    limit: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    tags: Sequence[str] = ()
+    skip_tags: Sequence[str] = ()
+    check: bool = False
+    forks: int | None = None
+    host_keys: str = "strict"
+    vault_password_file: str | None = None
+    become_password_file: str | None = None
+
+
+def environment(job: Job, private: Private, environ: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of the play."""
+    env = {name: environ[name] for name in ALLOWED if environ.get(name)}
+    for name, value in environ.items():
+        if name.startswith("LC_"):
+            env[name] = value
+    env.setdefault("PATH", os.defpath)
+    if "utf" not in (locale.getlocale()[1] or "").lower() or "utf" not in _charset(env):
+        # Ansible refuses to start in a locale that is not UTF-8.
+        env = {name: value for name, value in env.items() if not name.startswith("LC_")}
+        env["LC_ALL"] = "C.UTF-8"
+    own = _collection.own_root()
+    others = [path for path in _collection.search_path(dict(environ)) if path != own]
+    env["ANSIBLE_COLLECTIONS_PATH"] = os.pathsep.join([own, *others])
+    home = env.get("HOME", "")
+    if not home or not os.access(home, os.W_OK):
+        env["ANSIBLE_HOME"] = private.folder("home")
+    ssh = env.get("ANSIBLE_SSH_ARGS", DEFAULT_SSH_ARGS)
+    if job.host_keys == "accept-new":
+        ssh = f"-o StrictHostKeyChecking=accept-new {ssh}"
+    env.update(
+        {
+            "ANSIBLE_HOST_KEY_CHECKING": "False" if job.host_keys == "off" else "True",
+            "ANSIBLE_SSH_ARGS": f"{ssh} {ALIVE}",
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": private.folder("cp"),
+            "ANSIBLE_LOCAL_TEMP": private.folder("tmp"),
+            "ANSIBLE_RETRY_FILES_ENABLED": "False",
+            "ANSIBLE_CACHE_PLUGIN": "memory",
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_NOCOWS": "1",
+            "ANSIBLE_INVENTORY_UNPARSED_FAILED": "True",
+            "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
+            "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "True",
+            "PYTHONUNBUFFERED": "1",
+        }
+    )
+    return env
+
+
+def _charset(env: Mapping[str, str]) -> str:
+    return (env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG") or "C").lower()
+
+
+def arguments(job: Job, variables: str) -> list[str]:
+    """The words of ``ansible-playbook``. It is started as a module: the scripts of a venv need not be on PATH."""
+    words = [sys.executable, "-m", "ansible", "playbook"]
+    for entry in job.inventory:
+        words += ["-i", entry if "," in entry else os.path.abspath(entry)]
+    if job.limit:
+        words += ["--limit", job.limit]
+    if job.tags:
+        words += ["--tags", ",".join(job.tags)]
+    if job.skip_tags:
+        words += ["--skip-tags", ",".join(job.skip_tags)]
+    if job.forks:
+        words += ["--forks", str(job.forks)]
+    if job.vault_password_file:
+        words += ["--vault-password-file", os.path.abspath(job.vault_password_file)]
+    if job.become_password_file:
+        words += ["--become-password-file", os.path.abspath(job.become_password_file)]
+    if job.check:
+        words.append("--check")
+    return [*words, "-e", f"@{variables}", job.playbook]
+
+
+def variables(job: Job, private: Private) -> str:
+    """Writes the variables file and one file per secret; returns the path of the former."""
+    templates: dict[str, str] = {}
+    for name, secret in job.secrets.items():
+        path = private.write(f"secret-{len(templates)}", secret)
+        templates[name] = "{{ lookup('ansible.builtin.file', " + json.dumps(path) + ", rstrip=false) }}"
+    return private.write("vars.yml", vars_text(job.values, templates))
+
+
+class Play:
+    """One run. ``execute`` blocks; ``cancel`` may be called from any thread, twice for at once."""
+
+    def __init__(self, job: Job, on_event: Callable[[dict[str, Any]], None]) -> None:
+        self.job = job
+        self.on_event = on_event
+        self.lines: list[str] = []  # what Ansible said that belongs to no host
+        self.log: str | None = None
+        self.canceled = False
+        self._pid_file: str | None = None
+        self._lock = threading.Lock()
+
+    def execute(self) -> int:
+        """Runs the play and returns Ansible's exit code (130 when it was cancelled)."""
+        from ansible_runner import Runner, RunnerConfig
+
+        with Private() as private:
+            log = Log(self.job.command)
+            self.log = log.path
+            try:
+                config = RunnerConfig(
+                    private_data_dir=private.path,
+                    playbook=self.job.playbook,
+                    project_dir=private.folder("project"),
+                    ident="run",
+                    quiet=True,
+                    suppress_env_files=True,
+                    fact_cache_type="none",
+                    settings={"pexpect_timeout": 1, "suppress_output_file": True},
+                )
+                config.suppress_output_file = True
+                config.prepare()
+                child = environment(self.job, private, os.environ)
+                callback = {key: config.env[key] for key in ("ANSIBLE_CALLBACK_PLUGINS", "AWX_ISOLATED_DATA_DIR")}
+                config.env = {**child, **callback, "ANSIBLE_STDOUT_CALLBACK": "awx_display"}
+                config.cwd = os.getcwd()
+                supervisor = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_supervise.py")
+                config.command = [
+                    sys.executable,
+                    supervisor,
+                    private.path,
+                    *arguments(self.job, variables(self.job, private)),
+                ]
+                self._pid_file = os.path.join(private.path, "supervisor.pid")
+                if self.canceled:
+                    return 130
+                runner = Runner(config=config, event_handler=lambda event: self._event(event, log))
+                _status, code = runner.run()
+            finally:
+                log.close()
+        return 130 if self.canceled else int(code if code is not None else 1)
+
+    def _event(self, event: dict[str, Any], log: Log) -> bool:
+        text = str(event.get("stdout") or "")
+        if text:
+            log.write(clean_lines(text))
+        if event.get("event") in ("verbose", "error", "warning", "system_warning", "deprecated"):
+            self.lines.append(text)
+            del self.lines[:-200]
+        self.on_event(event)
+        return False  # no event file on disk
+
+    def cancel(self) -> None:
+        """Ends the play: an interrupt first, then every process of it. Returns at once."""
+        with self._lock:
+            self.canceled = True
+        threading.Thread(target=self._signal, name="tensorless-cancel", daemon=True).start()
+
+    def _signal(self) -> None:
+        until = time.monotonic() + CANCEL_LIMIT_S
+        while self._pid_file is None and time.monotonic() < until:
+            time.sleep(0.05)
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError, ValueError):
+                with open(self._pid_file or "", encoding="ascii") as file:
+                    os.kill(int(file.read()), signal.SIGTERM)
+                return
+            time.sleep(0.05)
+
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+
+
+def clean(text: str) -> str:
+    """``text`` as one line that is safe on a terminal: no escapes, no control characters."""
+    return " ".join(clean_lines(text).split())
+
+
+def clean_lines(text: str) -> str:
+    """``text`` without escapes and control characters other than line breaks."""
+    text = ESCAPES.sub("", text)
+    return "".join(
+        char if char == "\n" or (char.isprintable()) else " " if char in "\r\t" else "\ufffd" for char in text
+    )
