@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private to the collection, may change at any time.
+
+Starts, stops and settles one model server for systemd. `tensorless_server` writes this file to the host as it stands
+here, with a first line naming the interpreter; so it uses nothing but the standard library of Python 3.9.
+
+    launch start FILE     makes room for the container that FILE describes, then becomes its command
+    launch stop FILE      asks the runtime to stop it
+    launch settle FILE    after the end: no container is left, and a kill that nobody asked for counts as a failure
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any, NoReturn, Optional
+
+LABEL = "org.tensorless.plan"
+GRACE = 90  # seconds that an open answer gets before the container is killed
+DAEMON_WAIT = 60  # seconds that docker's daemon gets to come (back) before a start is given up
+REFUSED = 78  # the unit's RestartPreventExitStatus: trying again cannot help
+KILLED = 137
+
+
+def call(*argv: str) -> tuple[int, str, str]:
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as exc:
+        return 127, "", str(exc)
+    return done.returncode, done.stdout, done.stderr
+
+
+def refuse(text: str) -> NoReturn:
+    print(f"tensorless: {text}", flush=True)
+    sys.exit(REFUSED)
+
+
+def read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            data = json.load(stream)
+        argv = data["exec"]
+        if data["schema"] != 1 or not argv or not all(isinstance(word, str) for word in argv):
+            raise ValueError("not an instance file of schema 1")
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        refuse(f"cannot use {path}: {exc}; run the play again, it writes the file anew")
+    return dict(data)
+
+
+def container(data: dict[str, Any]) -> Optional[dict[str, Any]]:
+    """What the runtime knows under this name; waits for a docker daemon that is still starting."""
+    runtime, name = data["runtime"], data["container_name"]
+    until = time.monotonic() + DAEMON_WAIT
+    while True:
+        rc, out, err = call(runtime, "container", "inspect", name)
+        if rc == 0:
+            return dict(json.loads(out)[0])
+        if "daemon" not in err.lower() or time.monotonic() > until:
+            return None
+        time.sleep(1)
+
+
+def ours(record: dict[str, Any]) -> bool:
+    return LABEL in ((record.get("Config") or {}).get("Labels") or {})
+
+
+def make_room(data: dict[str, Any]) -> None:
+    """A power cut leaves the record of a container that --rm never removed; its name must be free again."""
+    runtime, name = data["runtime"], data["container_name"]
+    record = container(data)
+    if record is None:
+        # podman's storage may still own the name although podman itself has forgotten the container
+        if runtime == "podman" and call("podman", "container", "exists", "--external", name)[0] == 0:
+            call("podman", "rm", "-f", name)
+        return
+    running = bool(record["State"].get("Running"))
+    if not ours(record):
+        state = "running" if running else "there, stopped"
+        refuse(
+            f"a container named {name} that this service did not make is {state} in {runtime} "
+            f"({str(record.get('Id'))[:12]}); remove it: {runtime} rm -f {name}"
+        )
+    clear(runtime, name, record)
+
+
+def clear(runtime: str, name: str, record: dict[str, Any]) -> None:
+    """Stops and removes a container of ours, and ends its process when the runtime could not."""
+    state = record.get("State") or {}
+    pid = int(state.get("Pid") or 0)
+    born = birth(pid)
+    if state.get("Running"):
+        print(f"tensorless: stopping {name}, which outlived its service", flush=True)
+        call(runtime, "stop", "-t", str(GRACE), name)
+    call(runtime, "rm", "-f", name)
+    if born and birth(pid) == born:  # the process outlived its monitor: it still holds the card
+        with contextlib.suppress(OSError):
+            os.kill(pid, 9)
+
+
+def birth(pid: int) -> Optional[str]:
+    """The start time of a process, which with its number names it for good."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stream:
+            return stream.read().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def stop_was_asked(runtime: str, name: str) -> bool:
+    """A stop command was given in the last minutes: only the runtime's own event log knows."""
+    wanted = {"podman": "event=stop", "docker": "event=kill"}[runtime]
+    now = int(time.time())
+    for _unused in range(6):  # the event may be written a moment after the container is gone
+        rc, out, _err = call(
+            runtime, "events", "--since", str(now - GRACE - 60), "--until", str(int(time.time())),
+            "--filter", f"container={name}", "--filter", wanted, "--format", "{{json .}}",
+        )  # fmt: skip
+        if rc == 0 and (out.strip() if runtime == "podman" else '"signal":"15"' in out):
+            return True
+        time.sleep(0.5)
+    return False
+
+
+def start(data: dict[str, Any]) -> NoReturn:
+    make_room(data)
+    argv = data["exec"]
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as exc:
+        refuse(f"cannot run {argv[0]}: {exc}")
+
+
+def stop(data: dict[str, Any]) -> None:
+    # systemd also runs this after the server ended by itself; then there is no main process and nothing to stop
+    if os.environ.get("MAINPID"):
+        call(data["runtime"], "stop", "-t", str(GRACE), data["container_name"])
+
+
+def settle(data: dict[str, Any]) -> None:
+    runtime, name = data["runtime"], data["container_name"]
+    killed = os.environ.get("EXIT_CODE") == "exited" and os.environ.get("EXIT_STATUS") == str(KILLED)
+    if killed and not stop_was_asked(runtime, name):
+        print("tensorless: the server was killed and nobody had asked for a stop", flush=True)
+        failed = True
+    else:
+        failed = False
+    record = container(data)
+    if record is not None and ours(record):
+        clear(runtime, name, record)
+    sys.exit(1 if failed else 0)
+
+
+def main() -> None:
+    if len(sys.argv) != 3 or sys.argv[1] not in ("start", "stop", "settle"):
+        refuse("usage: launch start|stop|settle FILE")
+    {"start": start, "stop": stop, "settle": settle}[sys.argv[1]](read(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private to the collection, may change at any time.
+
+What must hold before a server is started or an answering one is stopped for it: image, model, port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, Optional
+
+from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import Run, Runtime
+
+Bind = Callable[[str, int], None]
+
+
+def image_missing(plan: Mapping[str, Any], run: Run) -> Optional[str]:
+    if Runtime(str(plan["runtime"]), run).image(str(plan["image"])) is not None:
+        return None
+    return (
+        f"the engine image is not pulled: {plan['image']} is not in {plan['runtime']}; "
+        f"run: tensorless pull {plan['model']}"
+    )
+
+
+def model_missing(plan: Mapping[str, Any]) -> Optional[str]:
+    download = plan["download"]
+    blob = str(download["blob"])
+    next_step = f"run: tensorless pull {plan['model']}"
+    try:
+        size = os.stat(blob).st_size
+    except OSError:
+        kept = "; a part of it is there" if os.path.exists(f"{blob}.incomplete") else ""
+        return f"the model is not downloaded: {blob} does not exist{kept}; {next_step}"
+    wanted = download.get("size_bytes")
+    if wanted and size != wanted:
+        return f"the model is not downloaded: {blob} has {size} bytes instead of {wanted}; {next_step}"
+    return None
+
+
+def bind(host: str, port: int) -> None:
+    """Raises OSError when the address cannot be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((host, port))
+        sock.listen(1)
+
+
+def port_taken(host: str, port: int, binder: Bind = bind) -> Optional[str]:
+    """The documented complaint when the address cannot be used, with the reason and who holds it."""
+    try:
+        binder(host, port)
+    except (OSError, OverflowError) as exc:
+        code = exc.errno if isinstance(exc, OSError) else None
+        reason = os.strerror(code).lower() if code else str(exc)
+        if code == errno.EADDRINUSE:
+            reason += _held_by(port)
+            step = "choose another port, or stop what uses it"
+        elif code == errno.EADDRNOTAVAIL:
+            step = "choose an address that this host has"
+        else:
+            step = "choose another address or port"
+        return f"cannot use port {port} on {host}: {reason}; {step}"
+    return None
+
+
+def _held_by(port: int) -> str:
+    """' (pid 12, nginx)' when that can be found out."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table, encoding="ascii") as stream:
+            for line in list(stream)[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return ""
+    for pid in (name for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{descriptor}") in inodes:
+                        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+                            return f" (pid {pid}, {stream.read().strip()})"
+    return ""
+
+
+def listens_inside(pid: int, port: int = 8080) -> bool:
+    """The process's own network has a listener on the port: told without any program inside the container."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/net/{table}", encoding="ascii") as stream:
+            for line in list(stream)[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                    return True
+    return False

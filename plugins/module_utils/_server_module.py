@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private to the collection, may change at any time.
+
+The work of the module tensorless_server from its options to its result: observe, plan, apply.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from ansible_collections.tensorless.fleet.plugins.module_utils import _server as planner
+from ansible_collections.tensorless.fleet.plugins.module_utils import _server_apply as applier
+from ansible_collections.tensorless.fleet.plugins.module_utils import _server_check as check
+from ansible_collections.tensorless.fleet.plugins.module_utils import _server_files as files
+from ansible_collections.tensorless.fleet.plugins.module_utils import _server_state as state
+from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
+from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RUNTIMES, RuntimeUnavailable
+from ansible_collections.tensorless.fleet.plugins.module_utils._server import Action
+from ansible_collections.tensorless.fleet.plugins.module_utils._server_apply import Failed, Job, Tools
+from ansible_collections.tensorless.fleet.plugins.module_utils._server_state import HostSeen
+
+REQUIRED = ("instance", "container_name", "runtime", "exec", "plan_hash", "image", "host", "port", "endpoint",
+            "health_url", "alias", "model", "download")  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What the module returns. `failure` is the one message for the user."""
+
+    changed: bool = False
+    servers: list[dict[str, Any]] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    looked_in: list[str] = field(default_factory=list)
+    failure: Optional[str] = None
+    rc: int = 0
+
+
+def check_plans(plans: Sequence[Mapping[str, Any]]) -> None:
+    for plan in plans:
+        missing = [key for key in REQUIRED if plan.get(key) in (None, "", [])]
+        if missing:
+            raise Refusal(
+                f"a plan lacks {', '.join(missing)}: give tensorless_server the plans that tensorless_recipe returned",
+                rc=2,
+            )
+    planner.check_together(plans)
+
+
+def start(
+    plans: Sequence[Mapping[str, Any]],
+    tools: Tools,
+    installed: Sequence[str],
+    on_change: str = "converge",
+    check_mode: bool = False,
+) -> Outcome:
+    """State `started`: every plan runs, is enabled, and answers."""
+    check_plans(plans)
+    wanted = {str(p["instance"]): str(p["container_name"]) for p in plans}
+    host = state.observe(tools.run, tools.where, installed, wanted)
+    outcome = Outcome(looked_in=list(installed))
+    for plan in plans:
+        _need_runtime(plan, host, check_mode, outcome)
+    launcher = files.launcher_text()
+    host_actions = planner.host_actions(host, tools.where, launcher) if plans else []
+    jobs = []
+    for plan in plans:
+        seen = host.instances[str(plan["instance"])]
+        outcome.warnings += planner.warnings(seen)
+        outcome.warnings += publish_warnings(plan)
+        actions = planner.started(plan, seen, host, tools.where, on_change)
+        jobs.append(Job(seen.instance, files.document(plan), actions, seen))
+    for plan, job in zip(plans, jobs):
+        _prerequisites(plan, job, host, tools, check_mode, outcome)
+    _record(outcome, host_actions, jobs)
+    if check_mode:
+        outcome.servers = [_server(job, "would be started" if job.starts else "started") for job in jobs]
+        return outcome
+    applier.apply_host(host_actions, tools, launcher)
+    failures = applier.apply_all(jobs, tools)
+    _results(outcome, jobs, failures, tools)
+    return outcome
+
+
+def publish_warnings(plan: Mapping[str, Any]) -> list[str]:
+    host = str(plan["host"])
+    if host in ("0.0.0.0", "::"):
+        return [
+            f"{plan['model']} listens on every interface of this host (--host {host}): anyone who can reach port "
+            f"{plan['port']} can use it"
+        ]
+    return []
+
+
+def _need_runtime(plan: Mapping[str, Any], host: HostSeen, check_mode: bool, outcome: Outcome) -> None:
+    runtime = str(plan["runtime"])
+    reason = host.unavailable.get(runtime)
+    if runtime in host.runtimes and reason is None:
+        return
+    if not check_mode:
+        raise Refusal(reason or f"{runtime} is not installed; install it (role container_runtime) and run again")
+    note = f"the containers are known after {runtime} is {'running' if reason else 'installed'}"
+    if note not in outcome.notes:
+        outcome.notes.append(note)
+
+
+def _prerequisites(
+    plan: Mapping[str, Any], job: Job, host: HostSeen, tools: Tools, check_mode: bool, outcome: Outcome
+) -> None:
+    """Everything a start needs, asked before anything that answers is stopped."""
+    missing_model = check.model_missing(plan)
+    if not job.starts:
+        if missing_model:
+            outcome.warnings.append(f"{plan['model']} runs, but could not be started again: {missing_model}")
+        return
+    complaints = [missing_model]
+    if plan["runtime"] in host.runtimes and plan["runtime"] not in host.unavailable:
+        try:
+            complaints.append(check.image_missing(plan, tools.run))
+        except RuntimeUnavailable as exc:
+            complaints.append(str(exc))
+    for complaint in filter(None, complaints):
+        if not check_mode:
+            raise Refusal(complaint)
+        outcome.notes.append(f"not yet: {complaint}")
+    before = job.seen.document
+    own_port = job.seen.unit.busy and before is not None and before.get("port") == plan["port"]
+    if not own_port:
+        taken = check.port_taken(str(plan["host"]), int(plan["port"]))
+        if taken:
+            raise Refusal(taken)
+
+
+def stop(
+    targets: Mapping[str, str],
+    tools: Tools,
+    installed: Sequence[str],
+    gone: bool = False,
+    check_mode: bool = False,
+) -> Outcome:
+    """States `stopped` and `absent`. `targets` maps instances to container names."""
+    for instance in targets:
+        files.check_instance(instance)
+    host = state.observe(tools.run, tools.where, installed, targets)
+    outcome = Outcome(looked_in=[runtime for runtime in installed if runtime not in host.unavailable])
+    outcome.notes += [f"{reason}; nothing was looked for there" for reason in host.unavailable.values()]
+    jobs = []
+    for instance, name in targets.items():
+        seen = host.instances[instance]
+        if gone:
+            actions = planner.absent(instance, name, seen, tools.where, os.path.exists(tools.where.previous(instance)))
+        else:
+            actions = planner.stopped(instance, name, seen)
+        jobs.append(Job(instance, seen.document or {"container_name": name}, actions, seen))
+    last = gone and not set(files.instance_names(tools.where)) - set(targets)
+    host_actions = planner.shared_files_gone(host, tools.where) if last else []
+    _record(outcome, host_actions, jobs)
+    outcome.servers = [_stopped_server(job, gone) for job in jobs]
+    if check_mode:
+        return outcome
+    for job in jobs:
+        applier.stop_job(job, tools)
+    applier.apply_host(host_actions, tools, "")
+    if last:
+        files.remove_empty_folders(tools.where)
+    for job, server in zip(jobs, outcome.servers):
+        server["answers_cut"] = job.answers_cut
+        if job.answers_cut:
+            outcome.warnings.append(f"stopping {job.instance} cut {job.answers_cut} answer(s) short")
+    return outcome
+
+
+def _stopped_server(job: Job, gone: bool) -> dict[str, Any]:
+    name = job.document["container_name"]
+    ran = any(a.kind in ("stop", "stop_container") for a in job.actions)
+    server = _server(job, "absent" if gone else "stopped")
+    server["message"] = f"stopped {name}" if ran else f"{name} is not running"
+    return server
+
+
+def _record(outcome: Outcome, host_actions: Sequence[Action], jobs: Sequence[Job]) -> None:
+    every = [*host_actions, *(action for job in jobs for action in job.actions)]
+    outcome.actions = [action.line() for action in every]
+    outcome.changed = bool(every)
+
+
+def _server(job: Job, condition: str) -> dict[str, Any]:
+    document = job.document
+    return {
+        "instance": job.instance,
+        "state": condition,
+        "model": document.get("model"),
+        "runtime": document.get("runtime"),
+        "container_name": document.get("container_name"),
+        "plan_hash": document.get("plan_hash"),
+        "endpoint": document.get("endpoint"),
+        "cards": document.get("cards") or [],
+        "actions": [action.text for action in job.actions],
+    }
+
+
+def _results(outcome: Outcome, jobs: Sequence[Job], failures: Sequence[Failed], tools: Tools) -> None:
+    """Adds what the running servers say about themselves; asks again only where something was started."""
+    failed = {failure.instance: failure for failure in failures}
+    changed = {job.instance: str(job.document["container_name"]) for job in jobs if job.starts}
+    now = {job.instance: job.seen for job in jobs}
+    if changed:
+        runtimes = sorted({str(job.document["runtime"]) for job in jobs}, key=RUNTIMES.index)
+        now.update(state.observe(tools.run, tools.where, runtimes, changed).instances)
+    for job in jobs:
+        seen = now[job.instance]
+        server = _server(job, "failed" if job.instance in failed else "started")
+        container = seen.container(str(job.document["runtime"]))
+        server.update(
+            container_id=container.id if container else None,
+            pid=container.pid if container else None,
+            started_at=container.started_at if container else None,
+            answers_cut=job.answers_cut,
+            enabled=seen.enabled,
+        )
+        if job.answers_cut:
+            outcome.warnings.append(f"restarting {job.instance} cut {job.answers_cut} answer(s) short")
+        outcome.servers.append(server)
+    if failures:
+        outcome.failure = "\n".join(failure.text() for failure in failures)
+        outcome.rc = 1
