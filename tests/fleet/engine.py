@@ -28,7 +28,7 @@ LABELS = {
     "org.opencontainers.image.title": "test engine (llama-server on the CPU)",
     "org.opencontainers.image.version": "0.0.0-test",
     "org.opencontainers.image.licenses": "MIT",
-    "org.tensorless.engine.switches": ",".join(SWITCHES),
+    "org.tensorless.switches": " ".join(SWITCHES),
 }
 _BIN = "opt/tensorless/bin"
 _TOOLS = ("/bin/sh", "/usr/bin/sha256sum", "/bin/cat", "/bin/ls", "/bin/sleep", "/usr/bin/env", "/bin/true")

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tests.fleet import engine, hosts, images, services, wheels
+from tests.fleet import cards, engine, hosts, images, services, wheels
 from tests.fleet.hosts import Host
 from tests.fleet.machine import STATE, as_root, end_keeper, podman, run, say
 
@@ -28,32 +28,10 @@ INVENTORY = STATE / "inventory.yml"
 RUNTIME = {P100_A.name: "podman", P100_B.name: "podman", P100_C.name: "docker"}
 
 
-def p100(number: int, bus: str) -> dict[str, Any]:
-    return {
-        "uuid": f"GPU-{number:08x}-7e57-4a11-8c0d-0123456789ab",
-        "name": "Tesla P100-PCIE-16GB",
-        "compute_capability": "6.0",
-        "memory_mib": 16384,
-        "pci_bus_id": f"00000000:{bus}:00.0",
-        "pci_device_id": "0x15F810DE",
-    }
-
-
-def p40(number: int, bus: str) -> dict[str, Any]:
-    """A Pascal card of compute capability 6.1: no recipe fits it."""
-    return {
-        **p100(number, bus),
-        "name": "Tesla P40",
-        "compute_capability": "6.1",
-        "memory_mib": 24576,
-        "pci_device_id": "0x1B3810DE",
-    }
-
-
 CARDS = {
-    P100_A.name: [p100(0xA1, "3B")],
-    P100_B.name: [p100(0xB1, "3B"), p40(0xB3, "5E"), p100(0xB2, "AF")],
-    P100_C.name: [p100(0xC1, "3B")],
+    P100_A.name: [cards.p100(0xA1, "3B")],
+    P100_B.name: [cards.p100(0xB1, "3B"), cards.p40(0xB3, "5E"), cards.p100(0xB2, "AF")],
+    P100_C.name: [cards.p100(0xC1, "3B")],
 }
 
 
@@ -151,21 +129,18 @@ def up() -> None:
     begin = time.monotonic()
     images.ensure()
     hosts.ssh_key()
-    fresh = [host for host in HOSTS if not host.exists()]
+    STATE.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(len(HOSTS)) as pool:
         list(pool.map(Host.start, HOSTS))
     write_hub_files()
+    cards.build()
     for service in services.all_services():
         service.start()
     write_recipe(engine.push(services.REGISTRY))
     write_inventory()
-    for host in fresh:
-        install_cards(host)
+    with ThreadPoolExecutor(len(HOSTS)) as pool:
+        list(pool.map(lambda host: cards.install(host, CARDS[host.name]), HOSTS))
     say(f"{', '.join(host.name for host in HOSTS)} are up after {time.monotonic() - begin:.0f} s")
-
-
-def install_cards(host: Host) -> None:
-    """The simulated cards and driver of a host."""
 
 
 def down() -> None:

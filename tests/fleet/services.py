@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 
 from tests.fleet.hosts import REGISTRY
-from tests.fleet.machine import ROOT, STATE, FleetError
+from tests.fleet.machine import CACHE, ROOT, STATE, FleetError
 
 GATEWAY = "10.213.7.1"
 HUB = f"http://{GATEWAY}:8090"
@@ -106,9 +106,7 @@ def _hub() -> Service:
 
 
 def _apt() -> Service:
-    folder = STATE / "apt"
-    folder.mkdir(parents=True, exist_ok=True)
-    argv = (sys.executable, "-m", "http.server", "8092", "--bind", GATEWAY, "--directory", str(folder))
+    argv = (sys.executable, "-m", "http.server", "8092", "--bind", GATEWAY, "--directory", str(CACHE / "simulators"))
     return Service("apt", argv, f"{APT}/")
 
 
