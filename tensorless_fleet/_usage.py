@@ -283,6 +283,15 @@ FLAGS: tuple[Flag, ...] = (
         fleet=True,
     ),
     Flag(
+        "watch",
+        "SECONDS",
+        "once",
+        "Show the table again every so many seconds, until Ctrl-C.",
+        commands=("fleet",),
+        minimum=1,
+        fleet=True,
+    ),
+    Flag(
         "plain",
         "",
         "off when a terminal shows the output",
@@ -324,6 +333,7 @@ class Options:
         self.host_keys = "strict"
         self.vault_password_file: Optional[str] = None
         self.become_password_file: Optional[str] = None
+        self.watch: Optional[int] = None
         self.plain = False
         self.given: set[str] = set()
 

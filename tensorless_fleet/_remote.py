@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands on a fleet: options become a Fleet run, its events a view, its result an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, cast
+
+from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_text
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan_rules import check_choice
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice
+
+from tensorless_fleet import _show, _view
+from tensorless_fleet._usage import Options, Usage
+from tensorless_fleet.errors import HostsFailed, Interrupted
+from tensorless_fleet.fleet import Fleet, HostKeys, Run, ServerOptions
+from tensorless_fleet.results import Result
+
+WITH_MODEL = ("run", "pull", "serve", "stop", "bench")
+
+
+def answer(options: Options) -> int:
+    """Runs one command on the fleet; returns the exit code."""
+    check_usage(options)
+    fleet = Fleet(
+        options.inventory,
+        recipes=options.recipes,
+        host_keys=cast(HostKeys, options.host_keys),
+        hf_token=os.environ.get("HF_TOKEN") or None,
+        forks=options.forks,
+        vault_password_file=options.vault_password_file,
+        become_password_file=options.become_password_file,
+    )
+    if options.dry_run:
+        return dry_run(fleet, options)
+    if options.command == "fleet" and options.watch:
+        return watch(fleet, options)
+    result = work(start(fleet, options), options)
+    if result.interrupted:
+        return 130
+    if options.command == "doctor" and any(
+        check.level == "FAIL" for host in result.hosts.values() for check in host.checks
+    ):
+        return 1
+    return 0 if result.ok else 1
+
+
+def check_usage(options: Options) -> None:
+    """Refuses, before any host is asked, what can never work: unknown models, refused values."""
+    if options.model is None:
+        return
+    from ansible_collections.tensorless.fleet.plugins.module_utils import _recipe
+
+    catalog = _show.catalog_of(options)
+    recipes, revision = _recipe.resolve(catalog, options.model)
+    if options.card is not None:
+        _recipe.choose_card(recipes, options.card)
+    check_choice(
+        Choice(
+            cache=options.cache or "/",
+            command=options.command,
+            revision=revision,
+            card=options.card,
+            runtime=options.runtime,
+            host=options.host,
+            port=options.port,
+            context=options.context,
+            extra_args=tuple(options.extra_args),
+            allow_draft=options.allow_draft,
+            runs=options.runs,
+            tokens=options.tokens,
+            service=True,
+        )
+    )
+
+
+def server_options(options: Options) -> ServerOptions:
+    """The options in Fleet's words: what was not given stays out, so that the inventory decides."""
+    chosen: ServerOptions = {"hosts": options.limit, "check": False}
+    if options.model is None:
+        if options.allow_draft:
+            chosen["allow_draft"] = True
+        return chosen
+    given = options.given
+    if options.gpu is not None:
+        chosen["gpu"] = options.gpu
+    if options.card is not None:
+        chosen["card"] = options.card
+    if "port" in given:
+        chosen["port"] = options.port
+    if "host" in given:
+        chosen["host"] = options.host
+    if options.context is not None:
+        chosen["context"] = options.context
+    if options.extra_args:
+        chosen["extra_args"] = options.extra_args
+    if options.allow_draft:
+        chosen["allow_draft"] = True
+    if "runtime" in given:
+        chosen["runtime"] = options.runtime
+    if options.cache is not None:
+        chosen["cache"] = options.cache
+    return chosen
+
+
+def start(fleet: Fleet, options: Options) -> Run:
+    """Starts the run of this command."""
+    values: dict[str, Any] = {}
+    if options.command == "bench":
+        values = {"bench_runs": options.runs, "bench_tokens": options.tokens, "bench_mode": "always"}
+    return fleet.start(options.command, options.model, values=values, **server_options(options))
+
+
+@contextmanager
+def signals(run: Run) -> Iterator[None]:
+    """While the run works: INT, TERM and HUP cancel it. The caller's handlers come back afterwards."""
+
+    def cancel(_number: int, _frame: FrameType | None) -> None:
+        run.cancel()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, cancel) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def work(run: Run, options: Options, show_result: bool = True) -> Result:
+    """Shows a run until it ends."""
+    words = f"tensorless {options.command}" + (f" {options.model}" if options.model else "")
+    view = _view.choose(options.json, options.plain, words)
+    with signals(run):
+        with view:
+            for event in run.events():
+                view.event(event)
+        try:
+            result = run.result()
+        except Interrupted as error:
+            result = error.result
+        except HostsFailed as error:
+            result = error.result
+    if show_result:
+        view.result(result)
+    if result.interrupted:
+        sys.stderr.write(
+            "tensorless: interrupted; where each host stands is listed above, and the same command goes on from there\n"
+        )
+    return result
+
+
+def watch(fleet: Fleet, options: Options) -> int:
+    """``fleet --watch N``: the table again and again, until Ctrl-C."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    if not sys.stdout.isatty():
+        raise Usage("--watch needs a terminal; without one run fleet --json as often as you like")
+    console = Console(highlight=False)
+    with Live(Text("asking the hosts ..."), console=console, refresh_per_second=2, screen=True) as live:
+        try:
+            while True:
+                run = start(fleet, options)
+                result = run.result()
+                stamp = time.strftime("%H:%M:%S")
+                lines = [f"tensorless fleet, every {options.watch} s, last at {stamp}; Ctrl-C ends", ""]
+                live.update(Text("\n".join(lines + _view.fleet_lines(result))))
+                time.sleep(options.watch or 0)
+        except KeyboardInterrupt:
+            return 130
+
+
+def dry_run(fleet: Fleet, options: Options) -> int:
+    """The plan of the command on every host; what is the same is said once."""
+    if options.command not in WITH_MODEL:
+        raise Usage(f"{options.command} changes nothing on hosts or has no plan; leave --dry-run out")
+    chosen = server_options(options)
+    chosen["check_mode"] = True
+    run = fleet.start("run", options.model, tags=("plan",), **chosen)
+    result = work(run, options, show_result=options.json)
+    if not options.json:
+        sys.stdout.write(grouped_plan(options, result))
+    if result.interrupted:
+        return 130
+    return 0 if result.ok else 1
+
+
+def grouped_plan(options: Options, result: Result) -> str:
+    """The plans of all hosts, grouped: recipe and download once, each different command once with its hosts."""
+    typed = f"tensorless {options.command}" + (f" {options.model}" if options.model else "")
+    out = [f"dry run of '{typed}' on {len(result.hosts)} hosts: nothing is pulled, downloaded or started."]
+    pairs = [(host.host, plan) for host in result.hosts.values() for plan in host.plans]
+    downloads: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    for host, plan in pairs:
+        downloads.setdefault((plan["model"], plan["download"]["sha256"]), []).append((host, plan))
+    for (model, sha256), users in downloads.items():
+        plan = users[0][1]
+        download = plan["download"]
+        out += ["", f"recipe:   {model} on {plan['card']} ({plan['status']}), from {plan['recipe_path']}"]
+        if plan["untuned_label"]:
+            out.append(plan["untuned_label"])
+        size = _plan_text.gigabytes(download["size_bytes"])
+        missing = sorted({host for host, each in users if each["download"]["cached"] != "yes"})
+        out.append(f"download: {size}, sha256 {sha256}, from {download['url']}")
+        out.append(f"          missing on: {', '.join(missing) or 'no host'}")
+        if options.command == "pull":
+            continue
+        commands: dict[str, list[str]] = {}
+        for host, each in users:
+            gpus = ", ".join(f"GPU {card['index']} ({card['uuid']})" for card in each["cards"]) or f"GPU {each['gpu']}"
+            commands.setdefault(_plan_text.command_text(each["command"]), []).append(
+                f"{host}: {gpus}, {each['endpoint']}"
+            )
+        for text, where in commands.items():
+            out += ["", *(f"# {line}" for line in where), text]
+    for host_result in result.hosts.values():
+        for item in host_result.skipped:
+            out += ["", f"# {host_result.host}: skipped: {item.get('reason')}"]
+        if host_result.reason:
+            out += ["", f"# {host_result.host}: {host_result.state.upper()}: {host_result.reason}"]
+    return "\n".join(out) + "\n"

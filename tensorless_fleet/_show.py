@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only looks: ``models``, ``info``, ``capabilities`` and every ``--dry-run`` on this machine.
+
+All of it comes from the collection's planning functions; no Ansible is started and nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ansible_collections.tensorless.fleet.plugins.module_utils import _cards as cards
+from ansible_collections.tensorless.fleet.plugins.module_utils import _plan, _plan_paths, _plan_text, _recipe
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice, HostFacts
+
+from tensorless_fleet import __version__, _collection
+from tensorless_fleet._usage import Options
+
+
+def catalog_of(options: Options) -> _recipe.Catalog:
+    """The recipes: the built-in ones or those of --recipes. Warnings go to standard error."""
+    if options.recipes:
+        folder = os.path.abspath(os.path.expanduser(options.recipes))
+        catalog = _recipe.load_directory(folder)
+    else:
+        catalog = _recipe.load_directory(os.path.join(_collection.own_path(), "recipes"), "recipes/")
+    for warning in catalog.warnings:
+        sys.stderr.write(f"tensorless: warning: {warning}\n")
+    return catalog
+
+
+def command_runner() -> Any:
+    """A callable that runs one command: (argv) -> (code, stdout, stderr)."""
+    import subprocess
+
+    def run(argv: Sequence[str]) -> tuple[int, str, str]:
+        try:
+            done = subprocess.run(list(argv), capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=120)
+        except subprocess.TimeoutExpired:
+            return 124, "", f"{argv[0]} did not answer within 120 s"
+        except OSError as error:
+            return 127, "", f"{argv[0]}: {error.strerror}"
+        return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+
+    return run
+
+
+def gpus_here(options: Options) -> cards.Gpus:
+    """The GPUs of this machine, or why none can be read. --card skips the question."""
+    if options.card is not None:
+        return cards.Gpus(problem="not asked: --card was given")
+    if shutil.which("nvidia-smi") is None:
+        return cards.Gpus(problem="nvidia-smi not found")
+    from ansible_collections.tensorless.fleet.plugins.module_utils import _gpu
+
+    return cards.from_facts(_gpu.read_gpus(command_runner()))
+
+
+def cache_of(options: Options) -> str:
+    """The Hugging Face cache directory that holds here."""
+    return _plan_paths.hub_cache(options.cache, os.environ, os.path.expanduser("~"), os.getcwd())
+
+
+def cached_states(recipes: Sequence[_recipe.Recipe], cache: str) -> dict[str, str]:
+    """sha256 to yes, partial or no, for each recipe's file."""
+    states = {}
+    for recipe in recipes:
+        model = recipe.data["model"]
+        blob = _plan_paths.blob_path(cache, recipe.repo, model["sha256"])
+        try:
+            size: int | None = os.stat(blob).st_size
+        except OSError:
+            size = None
+        partial = os.path.exists(blob + ".incomplete")
+        states[model["sha256"]] = _plan_paths.cached_state(size, partial, model["size_bytes"])
+    return states
+
+
+def host_facts(options: Options, recipes: Sequence[_recipe.Recipe], cache: str) -> HostFacts:
+    """This machine as the planner wants it."""
+    return HostFacts(
+        gpus=gpus_here(options),
+        cpu_count=os.cpu_count() or 1,
+        runtimes=[name for name in ("podman", "docker") if shutil.which(name)],
+        cached=cached_states(recipes, cache),
+    )
+
+
+def plan_here(options: Options) -> dict[str, Any]:
+    """The plan of this command on this machine. Raises Refusal."""
+    catalog = catalog_of(options)
+    recipes, revision = _recipe.resolve(catalog, options.model)
+    cache = cache_of(options)
+    choice = Choice(
+        cache=cache,
+        command=options.command,
+        revision=revision,
+        card=options.card,
+        gpu=None if options.gpu is None else str(options.gpu),
+        runtime=options.runtime,
+        host=options.host,
+        port=options.port,
+        context=options.context,
+        extra_args=tuple(options.extra_args),
+        allow_draft=options.allow_draft,
+        endpoint=os.environ.get("HF_ENDPOINT") or _plan_paths.DEFAULT_ENDPOINT,
+        dry_run=options.dry_run,
+        runs=options.runs,
+        tokens=options.tokens,
+    )
+    return _plan.plan_model(recipes, host_facts(options, recipes, cache), choice).plans[0]
+
+
+def print_json(value: Any) -> None:
+    """JSON for programs, on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def answer(options: Options) -> int:
+    """Shows what was asked for."""
+    if options.command == "models":
+        _models(options)
+    elif options.command == "capabilities":
+        _capabilities(options)
+    elif options.command == "info":
+        plan = plan_here(options)
+        if options.json:
+            print_json(_plan_text.info_json(plan))
+        else:
+            sys.stdout.write(_plan_text.info_text(plan))
+    elif options.command in ("run", "pull", "serve"):
+        plan = plan_here(options)
+        steps = {"run": ("pull", "serve"), "pull": ("pull",), "serve": ("serve",)}[options.command]
+        typed = f"tensorless {options.command} {plan['model']}"
+        token = bool(os.environ.get("HF_TOKEN"))
+        sys.stdout.write(_plan_text.dry_run_text(plan, typed, steps, token))
+    elif options.command == "stop":
+        plan = plan_here(options)
+        sys.stdout.write(f"dry run of 'tensorless stop {plan['model']}': nothing is stopped.\n")
+        for runtime in runtimes_to_ask(options):
+            sys.stdout.write(f"{runtime} stop {plan['container_name']}\n")
+    elif options.command == "bench":
+        plan = plan_here(options)
+        sys.stdout.write(
+            f"dry run of 'tensorless bench {plan['model']}': nothing is measured.\n"
+            f"GET {plan['health_url']}\nGET {plan['endpoint']}/v1/models\n"
+            f"POST {plan['endpoint']}/completion (1 warm-up of 8 tokens, {options.runs} runs of {options.tokens} "
+            "tokens)\n"
+        )
+    else:
+        from tensorless_fleet import _local
+
+        return _local.answer(options)  # doctor, gguf-check: they change nothing anyway
+    return 0
+
+
+def runtimes_to_ask(options: Options) -> list[str]:
+    """Where ``stop`` looks: the named runtime, else every installed one."""
+    if options.runtime != "auto":
+        return [options.runtime]
+    return [name for name in ("podman", "docker") if shutil.which(name)] or ["podman"]
+
+
+def _models(options: Options) -> None:
+    catalog = catalog_of(options)
+    gpus = gpus_here(options)
+    cached = cached_states(catalog.recipes, cache_of(options))
+    rows = _plan_text.model_rows(catalog, gpus, cached, options.card)
+    if options.json:
+        print_json(rows)
+    else:
+        sys.stdout.write(_plan_text.models_text(rows, gpus))
+
+
+def _capabilities(options: Options) -> None:
+    from tensorless_fleet.cli import commit, platform
+
+    data = _plan_text.capabilities(catalog_of(options), __version__, commit(), platform())
+    if options.json:
+        print_json(data)
+        return
+    sys.stdout.write(f"tensorless {data['version']} (commit {data['commit']}), {data['platform']}\n")
+    sys.stdout.write(f"recipe schema  {data['recipe_schema']}\nruntimes       {', '.join(data['runtimes'])}\n")
+    for card in data["cards"]:
+        sys.stdout.write(
+            f"card           {card['id']}: {card['title'] or card['id']}, compute {card['compute_capability']}, at "
+            f"least {card['min_memory_mib']} MiB, driver {card['min_driver']} or newer\n"
+        )
+    for row in data["recipes"]:
+        status = row["status"] + ("" if row["published"] else ", unpublished")
+        sys.stdout.write(f"recipe         {row['model']} on {row['card']} ({status}, {row['release']})\n")

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``tensorless`` command. Imports little: ``info`` and ``models`` must start no Ansible and answer at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from tensorless_fleet import __version__, _help, _usage
+from tensorless_fleet._usage import BY_NAME, Options, Usage
+from tensorless_fleet.errors import Interrupted, TensorlessError, UsageError
+
+SEE_HELP = "Run 'tensorless help' for usage."
+# What shows nothing of the collection may run beside another version of it.
+ALONE = ("help", "version", "completion", "capabilities")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command line and returns its exit code: 0, 1, 2 or 130."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        sys.stdout.write(_help.overview())
+        return 2
+    try:
+        return _answer(words)
+    except Usage as error:
+        return _refuse(str(error), 2)
+    except UsageError as error:
+        return _refuse(str(error), 2)
+    except Interrupted as error:
+        sys.stderr.write(f"tensorless: {error}\n")
+        return 130
+    except TensorlessError as error:
+        return _refuse(str(error), 1)
+    except KeyboardInterrupt:
+        sys.stderr.write("tensorless: interrupted\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe went away (`| head`): nothing is left to say, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
+
+        if isinstance(error, Refusal):
+            return _refuse(error.message, error.rc)
+        return _broken(error)
+
+
+def _refuse(message: str, code: int) -> int:
+    sys.stdout.flush()
+    sys.stderr.write(f"tensorless: {message}\n")
+    if code == 2:
+        sys.stderr.write(SEE_HELP + "\n")
+    return code
+
+
+def _broken(error: Exception) -> int:
+    """A fault of this program: one line, and the trace in a file for the report."""
+    import traceback
+
+    from tensorless_fleet._private import Log
+
+    log = Log("fault")
+    log.write("".join(traceback.format_exception(error)))
+    log.close()
+    where = f"; the trace is in {log.path}" if log.path else ""
+    return _refuse(f"internal fault: {type(error).__name__}: {error}{where}. Please report it", 1)
+
+
+def _answer(words: list[str]) -> int:
+    if words[0] == "help" and len(words) > 1 and words[1] in BY_NAME:
+        words = [words[1], "-h"]
+    options = _usage.parse(words)
+    if options.help and options.command != "help":
+        sys.stdout.write(_help.of_command(BY_NAME[options.command]))
+        return 0
+    if options.command not in ALONE:
+        from tensorless_fleet import _collection
+
+        _collection.refuse_other_versions(dict(os.environ))
+    if options.inventory:
+        from tensorless_fleet import _remote
+
+        return _remote.answer(options)
+    return _here(options)
+
+
+def _here(options: Options) -> int:
+    """A command on this machine."""
+    if options.command == "help":
+        sys.stdout.write(_help.overview())
+    elif options.command == "version":
+        sys.stdout.write(f"tensorless {__version__} (commit {commit()}), {platform()}\n")
+    elif options.command == "completion":
+        sys.stdout.write(_help.completion(options.operand or ""))
+    elif options.command in ("models", "info", "capabilities") or options.dry_run:
+        from tensorless_fleet import _show
+
+        return int(_show.answer(options))
+    else:
+        from tensorless_fleet import _local
+
+        return _local.answer(options)
+    return 0
+
+
+def platform() -> str:
+    """Operating system and architecture in the launcher's words: ``linux/amd64``."""
+    system = os.uname()
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(system.machine, system.machine)
+    return f"{system.sysname.lower()}/{machine}"
+
+
+def commit() -> str:
+    """The commit this was built from: recorded in the wheel, read from the repository in a checkout."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    for path in (os.path.join(here, "_commit.txt"),):
+        if os.path.exists(path):
+            with open(path, encoding="ascii", errors="replace") as file:
+                return file.read().strip() or "unknown"
+    git = os.path.join(os.path.dirname(here), ".git")
+    try:
+        with open(os.path.join(git, "HEAD"), encoding="ascii") as file:
+            head = file.read().strip()
+        if not head.startswith("ref: "):
+            return head
+        name = head[5:]
+        if os.path.exists(os.path.join(git, name)):
+            with open(os.path.join(git, name), encoding="ascii") as file:
+                return file.read().strip()
+        with open(os.path.join(git, "packed-refs"), encoding="ascii") as file:
+            for line in file:
+                if line.rstrip().endswith(" " + name):
+                    return line.split()[0]
+    except (OSError, ValueError):
+        pass
+    return "unknown"
+
+
+def entry() -> NoReturn:
+    """For ``python -m tensorless_fleet``."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()
