@@ -16,14 +16,15 @@ from typing import Any, Optional
 from ansible_collections.tensorless.fleet.plugins.module_utils import _cards as cards
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_paths as paths
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_rules as rules
+from ansible_collections.tensorless.fleet.plugins.module_utils._hardening import hardening_flags
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice, HostFacts
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Recipe, choose_card, fold
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
 Plan = dict[str, Any]
 
-HASH_LABEL = "tensorless.plan-hash"
-STOP_TIMEOUT_S = 90  # an open answer may need this long; the runtimes' own 10 s would cut it
+HASH_LABEL = "org.tensorless.plan"
+KEY_MOUNT = "/run/tensorless/api-key"
 CONTAINER_PORT = "8080"
 LONGEST_NAME = 200  # what a unit and a container can both be called, with room for the unit's own parts
 
@@ -170,12 +171,18 @@ def make_plan(selection: cards.Selection, host: HostFacts, choice: Choice) -> Pl
         raise Refusal(
             f"the container name {instance[:40]}... is longer than {LONGEST_NAME} characters: use a shorter repository"
         )
-    key_file = rules.flag_value(args, (rules.KEY_FILE_FLAG,))
-    mounts = [(blob, mount, "sha256:" + model["sha256"])]
+    parts = _Parts(
+        runtime, name, selection.gpu, address, [(blob, mount, "sha256:" + model["sha256"])], env, image, server
+    )
+    effective = replace(parts, name=instance, flags=_hardening(choice, runtime))
+    key_file = rules.key_file(choice)
     if key_file:
-        mounts.append((key_file, key_file, "sha256:" + host.file_digests.get(key_file, "unknown")))
-    parts = _Parts(runtime, name, selection.gpu, address, mounts[:1], env, image, server)
-    effective = replace(parts, name=instance, mounts=mounts)
+        key = (key_file, KEY_MOUNT, "sha256:" + host.file_digests.get(key_file, "unknown"))
+        effective = replace(
+            effective,
+            mounts=[*parts.mounts, key],
+            server=[*rules.without_flag(server, rules.KEY_FILE_FLAG), rules.KEY_FILE_FLAG, KEY_MOUNT],
+        )
     plan_hash = _plan_hash(effective, gpus)
 
     reasons = rules.untuned_reasons(recipe, choice, labels)
@@ -248,6 +255,8 @@ def make_plan(selection: cards.Selection, host: HostFacts, choice: Choice) -> Pl
         "endpoint": url,
         "health_url": url + "/health",
         "model_mount": mount,
+        "api_key_file": key_file,
+        "differences": list(effective.flags),
         "pn": pn,
         "offload": offload,
         "command": documented_command(parts),
@@ -264,6 +273,13 @@ def _container_cards(selection: cards.Selection, args: Sequence[str]) -> list[ca
     return list(selection.cards[:1] if one else selection.cards)
 
 
+def _hardening(choice: Choice, runtime: str) -> list[str]:
+    try:
+        return hardening_flags(choice.hardening, runtime)
+    except ValueError as error:
+        raise Refusal(str(error), rc=2) from error
+
+
 @dataclass(frozen=True)
 class _Parts:
     """What both commands are put together from."""
@@ -276,6 +292,7 @@ class _Parts:
     env: Mapping[str, str]
     image: str
     server: Sequence[str]
+    flags: Sequence[str] = ()  # hardening
 
     def tail(self) -> list[str]:
         """From the published port on, both commands are the same."""
@@ -284,7 +301,7 @@ class _Parts:
             out += ["-v", f"{source}:{target}:ro"]
         for name, value in self.env.items():
             out += ["-e", f"{name}={value}"]
-        return [*out, self.image, *self.server]
+        return [*out, *self.flags, self.image, *self.server]
 
 
 def _device(runtime: str, gpu: str) -> list[str]:
@@ -307,12 +324,11 @@ def exec_command(parts: _Parts, gpus: Sequence[cards.Gpu], plan_hash: str) -> li
     2. each card by UUID; where none is known, the documented GPU with CUDA_DEVICE_ORDER=PCI_BUS_ID;
     3. a label with the plan hash, which also marks the container as ours;
     4. the name with its instance suffix, where a host runs several servers of the model;
-    5. a stop timeout of 90 s, so that a stop by hand does not cut an open answer short;
-    6. the file of --api-key-file mounted read-only at its own path, where the user asked for that flag.
+    5. what the user asked for: hardening flags, and the API key's file, mounted read-only.
     """
     uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
     head = [parts.runtime, "run", "--rm", "--name", parts.name]
-    head += ["--label", f"{HASH_LABEL}={plan_hash}", "--stop-timeout", str(STOP_TIMEOUT_S)]
+    head += ["--label", f"{HASH_LABEL}={plan_hash}"]
     if not uuids:
         device = _device(parts.runtime, parts.gpu)
         parts = replace(parts, env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **parts.env})
@@ -336,6 +352,7 @@ def _plan_hash(parts: _Parts, gpus: Sequence[cards.Gpu]) -> str:
         "model": parts.mounts[0][2],
         "cards": [gpu.uuid or str(gpu.index) for gpu in gpus] or [parts.gpu],
         "address": parts.address,
+        "flags": list(parts.flags),
         "mounts": [[target, content] for _source, target, content in parts.mounts],
     }
     text = json.dumps(effective, sort_keys=True, separators=(",", ":"))

@@ -46,6 +46,9 @@ def check_choice(choice: Choice) -> None:
             f"gpu must be an index as nvidia-smi has it, a UUID (GPU-...) or each, not {schema.shown(choice.gpu)}",
             rc=2,
         )
+    for path in (choice.api_key_file, flag_value(choice.extra_args, (KEY_FILE_FLAG,)) if choice.service else None):
+        if path is not None and (not path.startswith("/") or ":" in path or schema.breaks_line(path)):
+            raise Refusal(f"api_key_file must be an absolute path without ':', not {schema.shown(path)}", rc=2)
     _check_extra_args(choice)
 
 
@@ -67,7 +70,7 @@ def _check_extra_args(choice: Choice) -> None:
         if choice.service and _plain(argument) in SECRET_FLAGS:
             raise Refusal(
                 f"{_plain(argument)} would show its secret in process lists and container records: write the key to a "
-                f"file of mode 0600 on the host and pass {KEY_FILE_FLAG} FILE",
+                "file of mode 0600 on the host and name that file in api_key_file",
                 rc=2,
             )
 
@@ -113,6 +116,25 @@ def flag_value(args: Sequence[str], flags: Sequence[str]) -> Optional[str]:
     return found
 
 
+def key_file(choice: Choice) -> Optional[str]:
+    """The file on the host that holds the server's API keys, however it was named."""
+    return choice.api_key_file or (flag_value(choice.extra_args, (KEY_FILE_FLAG,)) if choice.service else None)
+
+
+def without_flag(args: Sequence[str], flag: str) -> list[str]:
+    """Arguments without a flag and its value."""
+    out: list[str] = []
+    drop = False
+    for argument in args:
+        if drop:
+            drop = False
+        elif _plain(argument) == flag:
+            drop = "=" not in argument
+        else:
+            out.append(argument)
+    return out
+
+
 def check_status(recipe: Recipe, choice: Choice) -> list[str]:
     """Refuse what may not start; returns the notes that an allowed draft or revision earns."""
     if choice.command not in STARTING:
@@ -149,8 +171,9 @@ def untuned_reasons(recipe: Recipe, choice: Choice, labels: Optional[Mapping[str
     measured = recipe.data["run"]["context"]
     if choice.context not in (None, measured):
         reasons.append(f"--context {choice.context} instead of {measured}")
-    if choice.extra_args:
-        reasons.append("extra arguments " + quoted(masked(choice.extra_args)))
+    extra = [*masked(choice.extra_args), *([KEY_FILE_FLAG, "***"] if choice.api_key_file else [])]
+    if extra:
+        reasons.append("extra arguments " + quoted(extra))
     pinned = recipe.data["model"]["revision"]
     if choice.revision not in (None, pinned):
         reasons.append(f"revision {choice.revision} instead of {pinned}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils._cards import Gpus
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_paths import DEFAULT_ENDPOINT
@@ -47,6 +47,8 @@ class Choice:
     dry_run: bool = False
     assume_installed: bool = False  # a rehearsal on a bare host: what is only not installed yet is no refusal
     service: bool = False  # the fleet: run by systemd, where secrets in an argument list are refused
+    api_key_file: Optional[str] = None  # on the host; exec mounts it
+    hardening: Mapping[str, Any] = field(default_factory=dict)
     suffix: bool = False  # the host runs the model several times: names end in the card's UUID
     runs: int = 3
     tokens: int = 256
