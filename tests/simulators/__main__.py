@@ -97,7 +97,18 @@ def sign(root: Path, repositories: list[Path]) -> None:
     """One key for the whole build, kept beside it so that repeated builds stay trusted."""
     home = root / ".gnupg"
     home.mkdir(mode=0o700, exist_ok=True)
-    gpg = ["gpg", "--homedir", str(home), "--batch", "--yes", "--quiet", "--pinentry-mode", "loopback", "--passphrase", ""]
+    gpg = [
+        "gpg",
+        "--homedir",
+        str(home),
+        "--batch",
+        "--yes",
+        "--quiet",
+        "--pinentry-mode",
+        "loopback",
+        "--passphrase",
+        "",
+    ]
     if not (root / "key.asc").exists():
         identity = "Test repositories <tests@example.invalid>"
         subprocess.run([*gpg, "--quick-generate-key", identity, "rsa3072", "sign", "never"], check=True)

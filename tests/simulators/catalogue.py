@@ -65,7 +65,9 @@ def persistenced(version: str, depends: str) -> Package:
         "[Unit]\nDescription=NVIDIA Persistence Daemon (stand-in)\n\n[Service]\nType=oneshot\nRemainAfterExit=yes\n"
         "ExecStart=-/usr/bin/nvidia-smi -pm 1\n\n[Install]\nWantedBy=multi-user.target\n"
     )
-    return Package("nvidia-persistenced", version, depends, files={"usr/lib/systemd/system/nvidia-persistenced.service": unit})
+    return Package(
+        "nvidia-persistenced", version, depends, files={"usr/lib/systemd/system/nvidia-persistenced.service": unit}
+    )
 
 
 def cuda() -> list[Package]:
@@ -106,12 +108,18 @@ def cuda() -> list[Package]:
         release = [r for r in CUDA_VERSIONS if r.startswith(branch)][-1]
         parts = ("nvidia-driver", "nvidia-driver-cuda", "nvidia-kernel-dkms", "nvidia-settings", "nvidia-xconfig")
         # The trap of case D01: a versioned metapackage that only sets a floor.
-        found.append(Package(f"cuda-drivers-{branch}", f"{release}-1", ", ".join(f"{part} (>= {floor})" for part in parts)))
+        found.append(
+            Package(f"cuda-drivers-{branch}", f"{release}-1", ", ".join(f"{part} (>= {floor})" for part in parts))
+        )
     pin = (
         "Package: src:*nvidia*:any src:cuda-drivers:any src:cuda-compat:any *nvidia* cuda-drivers* libcuda1\n"
         "Pin: version 580.*\nPin-Priority: 1000\n"
     )
-    found.append(Package("nvidia-driver-pinning-580", "580.105.08-1", files={"etc/apt/preferences.d/nvidia-driver-pinning-580": pin}))
+    found.append(
+        Package(
+            "nvidia-driver-pinning-580", "580.105.08-1", files={"etc/apt/preferences.d/nvidia-driver-pinning-580": pin}
+        )
+    )
     return found
 
 
@@ -146,7 +154,14 @@ def ubuntu() -> list[Package]:
     for name, target in [("nvidia-headless-565-server", "nvidia-headless-580-server"), ("nvidia-driver-550-server", "nvidia-driver-580-server"),
                          ("nvidia-driver-575-server", "nvidia-driver-590-server")]:  # fmt: skip
         branch = name.split("-")[2]
-        found.append(Package(name, f"{branch}.57.01-0ubuntu0.24.04.4", target, description="NVIDIA metapackage (transitional package)"))
+        found.append(
+            Package(
+                name,
+                f"{branch}.57.01-0ubuntu0.24.04.4",
+                target,
+                description="NVIDIA metapackage (transitional package)",
+            )
+        )
     return found
 
 
