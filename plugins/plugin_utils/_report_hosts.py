@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a play knows of one host, as the report wants it. Private to the collection: it may change at any time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """Ordinary data, whatever wrappers and tags a play has put around it."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _fact(known: Mapping[str, Any], name: str) -> Any:
+    try:
+        return plain(known.get(name))
+    except Exception as fault:  # a variable of the inventory that cannot be rendered must not cost the report
+        return {"unreadable": str(fault)} if name == "ansible_facts" else None
+
+
+def describe(name: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """One host. `known` is its hostvars; a host that was never reached has almost nothing there."""
+    facts = _fact(known, "ansible_facts") or {}
+    gpus = facts.get("nvidia_gpu") or {}
+    results = _fact(known, "bench_results")
+    failure = _fact(known, "fleet_failure")
+    status, reason = "ok", None
+    if failure:
+        status, reason = "failed", str(failure)
+    elif results is None and not facts:
+        status, reason = (
+            "unreachable",
+            "nothing was learnt from it in this run: check that it is up and that ssh reaches it",
+        )
+    elif results is None:
+        step = "its plan was made" if _fact(known, "plan_results") is not None else "its facts were read"
+        status, reason = (
+            "failed",
+            f"the run stopped on this host after {step}; its own error is in the output of the run",
+        )
+    elif gpus.get("state") in ("absent", "failed"):
+        status, reason = "no_card", "; ".join(gpus.get("reasons") or []) or "no card answers on this host"
+    return {
+        "name": name,
+        "status": status,
+        "reason": reason,
+        "facts": {
+            "machine_id": facts.get("machine_id"),
+            "system": " ".join(str(facts.get(key) or "") for key in ("distribution", "distribution_version")).strip()
+            or None,
+            "kernel": facts.get("kernel"),
+            "runtime": _fact(known, "container_runtime_selected"),
+        },
+        "gpus": gpus,
+        "plans": _fact(known, "plan_results") or [],
+        "skipped": _fact(known, "plan_skipped") or [],
+        "results": results or [],
+        "failures": _fact(known, "bench_failures") or [],
+    }
