@@ -123,7 +123,7 @@ class Collector:
         module = action[len(PREFIX) :]
         if module == "tensorless_recipe":
             host.plans += [plan for plan in answer.get("plans") or [] if isinstance(plan, dict)]
-            host.skipped += [item for item in answer.get("skipped") or [] if isinstance(item, dict)]
+            host.skipped += [item for item in answer.get("skipped_cards") or [] if isinstance(item, dict)]
         elif module == "tensorless_server":
             host.servers += [server_of(item) for item in answer.get("servers") or [] if isinstance(item, Mapping)]
         elif module == "tensorless_bench":

@@ -114,7 +114,7 @@ def vars_text(values: Mapping[str, Any], templates: Mapping[str, str]) -> str:
     """A variables file: ``values`` as plain data that Ansible never treats as a template, ``templates`` as such."""
     lines = [f"{_scalar(key)}: {_node(value, '!unsafe ')}" for key, value in values.items()]
     lines += [f"{_scalar(key)}: {_scalar(value)}" for key, value in templates.items()]
-    return "---\n" + "\n".join(lines) + "\n"
+    return "---\n" + ("\n".join(lines) if lines else "{}") + "\n"
 
 
 def _node(value: Any, tag: str) -> str:

@@ -373,7 +373,7 @@ def _any_of(words: tuple[str, ...]) -> str:
 
 def _bad_flag(word: str, command: Command) -> NoReturn:
     for flag in FLAGS:
-        if flag.name == word.lstrip("-").split("=", 1)[0]:
+        if word.lstrip("-").split("=", 1)[0] in (flag.name, flag.short or flag.name):
             takers = ", ".join(flag.commands) or "every command but version"
             raise Usage(f"{command.name} takes no {word.split('=', 1)[0]} (it belongs to: {takers})")
     raise Usage(

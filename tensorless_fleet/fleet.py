@@ -447,7 +447,8 @@ def no_host(lines: Sequence[str], collector: Collector, job: PlayJob, code: int)
             f"ansible-inventory -i {names} --graph lists what there is"
         )
     if "failed to parse" in low or "unable to parse" in low or "could not be parsed" in low:
-        detail = last_error(lines) or text[-400:]
+        causes = re.findall(r"Failed to parse inventory with '\w+' plugin: (.+?)(?= Failed to parse|\[|<<<|$)", text)
+        detail = causes[-1].strip()[:400] if causes else last_error(lines) or text[-400:]
         return InventoryError(
             f"the inventory {names} cannot be read: {detail}. Correct it; ansible-inventory -i {names} "
             "--graph shows whether Ansible can read it"
