@@ -3,7 +3,10 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 PY := .venv/bin/python
+FLEET := $(PY) -m tests.fleet
+PYTEST := $(PY) -m pytest -q
 COLLECTION := .build/collections/ansible_collections/tensorless/fleet
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export ANSIBLE_INJECT_FACT_VARS := false
@@ -20,3 +23,87 @@ setup: .build/venv.stamp ## Install the pinned tools into .venv (asks for nothin
 	@ln -sfn ../../../.. $(COLLECTION)
 	tools/bootstrap.sh
 	@touch $@
+
+# ---- what a newcomer runs --------------------------------------------------------------------------------------------
+.PHONY: demo demo-down
+demo: setup prerequisites ## Build a fleet, provision it twice, measure it, print the report, leave an endpoint
+	$(FLEET) demo
+
+demo-down: setup ## Remove the demo's fleet
+	$(FLEET) down
+
+.PHONY: test
+test: ## Everything that must hold: lint, unit, sanity, packages, molecule and the fleet tests
+	tools/timed.sh setup prerequisites-tests lint unit docs-check dist sanity importer wheel-tests fleet-tests
+
+# ---- quick checks ----------------------------------------------------------------------------------------------------
+.PHONY: lint
+lint: setup ## ruff, mypy, yamllint, ansible-lint (production)
+	ruff check .
+	ruff format --check .
+	mypy plugins/module_utils tensorless_fleet
+	yamllint --strict .
+	ansible-lint
+
+.PHONY: unit
+unit: setup ## Unit tests and the conformance cases
+	$(PYTEST) tests/unit tests/conformance tests/pn
+
+.PHONY: docs-check
+docs-check: setup ## Documentation of modules and roles, and the changelog
+	cd $(COLLECTION) && antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs self --skip-rstcheck .
+	antsibull-changelog lint
+
+# ---- packages --------------------------------------------------------------------------------------------------------
+.PHONY: dist
+dist: setup ## Build the collection's tarball and the wheel into dist/
+	rm -rf dist
+	ansible-galaxy collection build --output-path dist
+	$(PY) -m build -q --wheel --no-isolation --outdir dist
+
+.PHONY: sanity
+sanity: dist ## ansible-test sanity on the built collection
+	tools/sanity.sh
+
+.PHONY: importer
+importer: dist ## galaxy-importer on the built tarball
+	tools/importer.sh
+
+.PHONY: wheel-tests
+wheel-tests: dist ## Install, update and remove as the pages say, in new virtual environments
+	$(PYTEST) tests/install
+
+# ---- the test fleet --------------------------------------------------------------------------------------------------
+.PHONY: prerequisites prerequisites-tests
+prerequisites: ## Install the Debian packages that the fleet needs
+	tools/prerequisites.sh
+
+prerequisites-tests: ## The same, and what the tests need besides
+	tools/prerequisites.sh tests
+
+.PHONY: fleet-up fleet-down
+fleet-up: setup prerequisites ## Start the bare fleet: hosts, registry, Hub, inventory in .build/fleet
+	$(FLEET) up
+
+fleet-down: demo-down ## Remove the fleet
+
+.PHONY: molecule
+molecule: setup prerequisites ## Both molecule scenarios, each with a fleet of its own
+	molecule test --scenario-name default
+	molecule test --scenario-name reset
+
+.PHONY: fleet-tests
+fleet-tests: setup prerequisites ## molecule and all fleet tests on one fleet
+	molecule test --scenario-name default --destroy never
+	$(PYTEST) tests/fleet -m "fleet and not soak"
+	molecule test --scenario-name reset
+	molecule destroy --scenario-name default
+
+.PHONY: soak
+soak: setup prerequisites ## The long tests (hours); their last figures stand in docs/measurements.md
+	$(FLEET) up
+	$(PYTEST) tests -m soak
+
+.PHONY: mutants
+mutants: setup ## Change the product in small ways and see that a test notices
+	$(PY) tests/mutants.py

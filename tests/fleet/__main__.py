@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 
-from tests.fleet import fleet, hosts, images, machine
+from tests.fleet import demo, fleet, hosts, images, machine
 
 
 def main() -> int:
@@ -15,6 +15,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("images", help="make the host images (localhost/testhost:bookworm and :trixie)")
     commands.add_parser("up", help="start the fleet: hosts, services, engine image, inventory")
+    commands.add_parser("demo", help="the whole way: fleet, site.yml twice, report, endpoint")
     commands.add_parser("down", help="remove the fleet")
     commands.add_parser("status", help="say what runs")
     ns = commands.add_parser("ns", help="run a command on this machine where podman sees the fleet")
@@ -33,7 +34,10 @@ def main() -> int:
         images.ensure()
     elif args.command == "up":
         fleet.up()
+    elif args.command == "demo":
+        demo.main()
     elif args.command == "down":
+        demo.endpoint().stop()
         fleet.down()
     elif args.command == "status":
         print("\n".join(fleet.status()))

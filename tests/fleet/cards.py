@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import Any
 
 from tests.fleet.hosts import REGISTRY, Host
-from tests.fleet.machine import CACHE, podman
+from tests.fleet.machine import CACHE
 from tests.simulators import __main__ as simulators
 
 DRIVER = "580.105.08"
@@ -26,14 +27,14 @@ def p100(number: int, bus: str) -> dict[str, Any]:
     }
 
 
-def p40(number: int, bus: str) -> dict[str, Any]:
+def p4(number: int, bus: str) -> dict[str, Any]:
     """A Pascal card of compute capability 6.1: no recipe fits it."""
     return {
         **p100(number, bus),
-        "name": "Tesla P40",
+        "name": "Tesla P4",
         "compute_cap": "6.1",
-        "memory_mib": 24576,
-        "pci_device_id": "0x1B3810DE",
+        "memory_mib": 7680,
+        "pci_device_id": "0x1BB310DE",
     }
 
 
@@ -47,9 +48,12 @@ def install(host: Host, cards: list[dict[str, Any]], driver: str = DRIVER) -> No
     if host.exec("test", "-e", "/etc/nvidia-sim/state.json", check=False).returncode == 0:
         return
     debs = [*sorted((REPOSITORIES / "hardware").glob("*.deb")), *simulators.driver_set(REPOSITORIES, driver)]
-    host.sh("mkdir -p /root/driver")
-    for deb in debs:
-        podman("cp", str(deb), f"{host.name}:/root/driver/{deb.name}")
-    host.sh("dpkg -i /root/driver/*.deb && rm -r /root/driver && systemctl daemon-reload")
+    folder = "/run/driver"
+    host.sh(f"mkdir -p {folder}")
+    # One archive through the door, not a copy for each file.
+    pack = subprocess.run(["tar", "-cf", "-", *map(str, debs)], check=True, capture_output=True).stdout
+    host.put(pack, f"{folder}/all.tar")
+    host.sh(f"cd {folder} && tar -xf all.tar --transform='s,.*/,,' && dpkg -i *.deb && cd / && rm -r {folder}")
+    host.sh("systemctl daemon-reload")
     host.write("/etc/nvidia-sim/state.json", json.dumps({"cards": cards}, indent=1))
     host.sh("systemctl start nvidia-sim-hardware.service && nvidia-smi -L")

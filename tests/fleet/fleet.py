@@ -30,7 +30,7 @@ RUNTIME = {P100_A.name: "podman", P100_B.name: "podman", P100_C.name: "docker"}
 
 CARDS = {
     P100_A.name: [cards.p100(0xA1, "3B")],
-    P100_B.name: [cards.p100(0xB1, "3B"), cards.p40(0xB3, "5E"), cards.p100(0xB2, "AF")],
+    P100_B.name: [cards.p100(0xB1, "3B"), cards.p4(0xB3, "5E"), cards.p100(0xB2, "AF")],
     P100_C.name: [cards.p100(0xC1, "3B")],
 }
 
@@ -107,6 +107,9 @@ def write_inventory() -> None:
                 "tensorless_recipes_dir": str(RECIPES),
                 "tensorless_hf_endpoint": services.HUB,
                 "tensorless_report_dir": str(STATE / "report"),
+                "nvidia_cdi_repository_url": f"{services.APT}/toolkit",
+                "nvidia_cdi_repository_key": f"{services.APT}/key.asc",
+                "nvidia_cdi_repository_suite": "./",
             },
         }
     }

@@ -50,6 +50,10 @@ class Host:
         script = f"mkdir -p $(dirname {quoted}) && cat >{quoted} && chmod {mode} {quoted}"
         self.exec("sh", "-c", script, input=text)
 
+    def put(self, data: bytes, path: str) -> None:
+        argv = command(self.name, ["sh", "-c", f"cat >{shlex.quote(path)}"], tty=False)
+        subprocess.run(argv, input=data, check=True, capture_output=True)
+
     def ssh_argv(self, *argv: str) -> list[str]:
         return ["ssh", *ssh_options(), f"{SSH_USER}@{self.ip}", *argv]
 
