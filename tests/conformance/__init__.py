@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs conformance cases against the product: `python -m tests.conformance FILE...`."""
