@@ -112,6 +112,9 @@ int main(int argc, char ** argv) {
     long      passed = 0, failed = 0;
     if (!line || !bytes || !made || !x || !w) return 2;
     for (long number = 1; fgets(line, MAX_LINE, stdin); number++) {
+        if (line[0] == '#') {
+            continue;
+        }
         const char * why = check(line, bytes, made, x, w);
         if (why) {
             printf("line %ld: %s\n", number, why);

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix-vector products over PN weights, 1 to 8 columns. No ggml in this file: the kernel tests and the SASS
+// script compile it alone.
+//
+// Decode (docs/explanation/pn-subnormals.md): a 16-bit half of a word holds its codes at bits 0, BITS, 2*BITS...
+// `half & (MASK << BITS*j)`, read as the bits of an fp32 number, is exactly code * 2^(BITS*j - 149), a subnormal.
+// Activations come scaled by 2^(100 - BITS*j), which is exact, so one AND and one FMA give code * x * 2^-49. The zero
+// point is the accumulator's first value (-z times the sum of x) and 2^49 is applied once at the end.
+//
+// The top code of a half needs no AND: the half itself is that code plus the lower ones, so the lower activations have
+// the top one's subtracted beforehand. (pn3t: bit 15 of a half is reserved and 0.)
+//
+// The FMA must keep subnormals whatever -use_fast_math says: only __fmaf_ieee_rn here, never fmaf or a plain a*b+c.
+#pragma once
+
+#include "pn.cuh"
+
+#define PN_FIXED_MIN_ROWS 2048
+#define PN_SCALE_UP   100
+#define PN_SCALE_DOWN (-49)
+
+// Words per lane and step: one column shares a scale between 4 words; more columns need the registers.
+template <int NCOLS> struct pn_unit { static constexpr int WORDS = NCOLS == 1 ? 4 : 1; };
+
+static __host__ __device__ inline int pn_steps(int nblk, int unit) { return (nblk * 8 / unit + 31) / 32; }
+
+// Prepared activations of one column: float4 quads [step][quad][lane], then the zero sums [step][lane].
+template <int BITS, int U> static __host__ __device__ inline int pn_prep_floats(int nblk) {
+    return pn_steps(nblk, U) * 32 * (pn_shape<BITS>::PER_WORD * U + 1);
+}
+
+static __device__ __forceinline__ float pn_pow2(int e) { return __int_as_float((127 + e) << 23); }
+
+// One thread per lane slot of a column. Slots past the row's end hold zeros.
+template <int BITS, int U>
+__global__ void pn_prepare(const float * __restrict__ x, float * __restrict__ out, int nblk, int64_t stride_x) {
+    using S = pn_shape<BITS>;
+    constexpr int N     = S::PER_WORD * U;
+    const int     steps = pn_steps(nblk, U);
+    const int     unit  = blockIdx.x * blockDim.x + threadIdx.x;
+    if (unit >= steps * 32) {
+        return;
+    }
+    x   += blockIdx.y * stride_x + (int64_t) unit * N;
+    out += (int64_t) blockIdx.y * pn_prep_floats<BITS, U>(nblk);
+    const bool inside = unit < nblk * 8 / U;
+
+    float v[N];
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        v[i] = inside ? x[i] : 0.0f;
+        sum += v[i];
+    }
+    // v[] per word: PAIRS activations of the low half (j ascending), then those of the high half.
+    float a[N];
+#pragma unroll
+    for (int w = 0; w < U; w++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float top = v[w * S::PER_WORD + 2 * (S::PAIRS - 1) + h] * pn_pow2(PN_SCALE_UP - BITS * (S::PAIRS - 1));
+#pragma unroll
+            for (int j = 0; j < S::PAIRS; j++) {
+                const float own = v[w * S::PER_WORD + 2 * j + h] * pn_pow2(PN_SCALE_UP - BITS * j);
+                a[w * S::PER_WORD + h * S::PAIRS + j] = j == S::PAIRS - 1 ? top : own - top;
+            }
+        }
+    }
+    const int step = unit / 32, lane = unit % 32;
+    if constexpr (N % 4 == 0) {
+        float4 * quads = (float4 *) out + (int64_t) step * (N / 4) * 32 + lane;
+#pragma unroll
+        for (int q = 0; q < N / 4; q++) {
+            quads[q * 32] = make_float4(a[4 * q], a[4 * q + 1], a[4 * q + 2], a[4 * q + 3]);
+        }
+    } else {
+        float2 * pairs = (float2 *) out + (int64_t) step * (N / 2) * 32 + lane;
+#pragma unroll
+        for (int q = 0; q < N / 2; q++) {
+            pairs[q * 32] = make_float2(a[2 * q], a[2 * q + 1]);
+        }
+    }
+    out[(int64_t) steps * 32 * N + unit] = -(float) S::Z * sum * pn_pow2(PN_SCALE_DOWN);
+}
+
+// N activations from quads or pairs that lie 32 lanes apart.
+template <int N> static __device__ __forceinline__ void pn_load_x(const char * base, float * a) {
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int q = 0; q < N / 4; q++) {
+            const float4 v = __ldg((const float4 *) base + q * 32);
+            a[4 * q] = v.x, a[4 * q + 1] = v.y, a[4 * q + 2] = v.z, a[4 * q + 3] = v.w;
+        }
+    } else {
+#pragma unroll
+        for (int q = 0; q < N / 2; q++) {
+            const float2 v = __ldg((const float2 *) base + q * 32);
+            a[2 * q] = v.x, a[2 * q + 1] = v.y;
+        }
+    }
+}
+
+// Hides where a pointer came from. Without it the compiler rewrites `pointer + constant` from what it knows of the
+// low bits, and loads get 64-bit additions of their own in place of constant offsets.
+static __device__ __forceinline__ const char * pn_opaque(const char * p) {
+    asm("" : "+l"(p));
+    return p;
+}
+
+// The sum over a warp of R values a lane, R = 1, 2 or 4. Halving the number of values with the first exchanges takes
+// 6 shuffles for 4 values, not 20; value r ends up in lanes r * 32/R and up.
+template <int R> static __device__ __forceinline__ float pn_reduce(const float * v, int lane) {
+    float s;
+    int   o = 16;
+    static_assert(R == 1 || R == 2 || R == 4, "rows a warp");
+    if constexpr (R == 4) {
+        const bool  high = lane & 16, mid = lane & 8;
+        const float a = (high ? v[2] : v[0]) + __shfl_xor_sync(0xffffffffu, high ? v[0] : v[2], 16);
+        const float b = (high ? v[3] : v[1]) + __shfl_xor_sync(0xffffffffu, high ? v[1] : v[3], 16);
+        s = (mid ? b : a) + __shfl_xor_sync(0xffffffffu, mid ? a : b, 8);
+        o = 4;
+    } else if constexpr (R == 2) {
+        const bool high = lane & 16;
+        s = (high ? v[1] : v[0]) + __shfl_xor_sync(0xffffffffu, high ? v[0] : v[1], 16);
+        o = 8;
+    } else {
+        s = v[0];
+    }
+#pragma unroll
+    for (; o > 0; o >>= 1) {
+        s += __shfl_xor_sync(0xffffffffu, s, o);
+    }
+    return s;
+}
+
+static constexpr int pn_threads(int wk) { return wk == 1 ? 128 : 32 * wk; }
+
+// R rows a warp. WK = 1: four warps a block, each with rows of its own; else WK warps a block split K between them.
+// NBLK is the row length in blocks, 0 for any. nrows >= R: the last block of rows
+// starts early and repeats rows of the one before (same values, written twice), so that no load needs a guard and all
+// addresses are one pointer and constants. Weights are loaded as 16-bit halves: nothing in a row is more aligned.
+template <int BITS, int NCOLS, int R, int WK, int NBLK>
+__global__ void __launch_bounds__(pn_threads(WK))
+pn_gemv(const char * __restrict__ weights, const float * __restrict__ prepared, float * __restrict__ dst, int nrows,
+        int nblk_any, int64_t row_bytes_any, int64_t stride_dst) {
+    using S = pn_shape<BITS>;
+    constexpr int     U         = pn_unit<NCOLS>::WORDS;
+    constexpr int     N         = S::PER_WORD * U;
+    const int         nblk      = NBLK ? NBLK : nblk_any;
+    const int64_t     row_bytes = NBLK ? (int64_t) NBLK * PN_CUDA_BLOCK_BYTES : row_bytes_any;
+    const int         units     = nblk * 8 / U;
+    const int         steps     = pn_steps(nblk, U);
+    constexpr bool    EXACT     = NBLK != 0 && NBLK * 8 / U % 32 == 0;
+    constexpr int     STEP      = 4 * U * PN_CUDA_BLOCK_BYTES;  // 32 lanes of U words: 4 * U blocks
+    const int         warp      = WK == 1 ? 0 : threadIdx.x / 32;
+    const int         lane      = threadIdx.x % 32;
+    const int         group     = WK == 1 ? blockIdx.x * 4 + threadIdx.x / 32 : blockIdx.x;
+    const int         row0      = min(group * R, nrows - R);
+    const int64_t     col_size  = pn_prep_floats<BITS, U>(nblk);
+    constexpr int     QUAD      = N % 4 == 0 ? 16 : 8;
+
+    const char * row   = pn_opaque(weights + row0 * row_bytes);
+    const char * scale = pn_opaque(row + warp * STEP + lane / (8 / U) * PN_CUDA_BLOCK_BYTES);
+    const char * code  = pn_opaque(scale + 2 + 4 * U * (lane % (8 / U)));
+    const char * quads = pn_opaque((const char *) (prepared + warp * 32 * N) + lane * QUAD);
+    const char * zeros = pn_opaque((const char *) (prepared + (int64_t) steps * 32 * N + warp * 32 + lane));
+
+    float acc[NCOLS][R] = {};
+#pragma unroll 1
+    for (int step = warp; step < steps; step += WK) {
+        // A lane past the row's end reads the row's first word; its activations and zero sums are zeros.
+        const bool   inside   = EXACT || step * 32 + lane < units;
+        const char * at_scale = inside ? scale : row;
+        const char * at_code  = inside ? code : row + 2;
+
+        float a[NCOLS][N], zero[NCOLS];
+#pragma unroll
+        for (int c = 0; c < NCOLS; c++) {
+            pn_load_x<N>(quads + c * col_size * 4, a[c]);
+            zero[c] = __ldg((const float *) (zeros + c * col_size * 4));
+        }
+        uint32_t half[R][2 * U];
+        float    d[R];
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+#pragma unroll
+            for (int i = 0; i < 2 * U; i++) {
+                half[r][i] = __ldg((const uint16_t *) (at_code + r * row_bytes) + i);
+            }
+            d[r] = __half2float(__ushort_as_half(__ldg((const uint16_t *) (at_scale + r * row_bytes))));
+        }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            float part[NCOLS];
+#pragma unroll
+            for (int c = 0; c < NCOLS; c++) {
+                part[c] = zero[c];
+            }
+#pragma unroll
+            for (int i = 0; i < 2 * U; i++) {
+#pragma unroll
+                for (int j = 0; j < S::PAIRS; j++) {
+                    const uint32_t bits = j == S::PAIRS - 1 ? half[r][i] : half[r][i] & ((uint32_t) S::MASK << (BITS * j));
+#pragma unroll
+                    for (int c = 0; c < NCOLS; c++) {
+                        part[c] = __fmaf_ieee_rn(__uint_as_float(bits), a[c][i * S::PAIRS + j], part[c]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < NCOLS; c++) {
+                acc[c][r] = __fmaf_ieee_rn(d[r], part[c], acc[c][r]);
+            }
+        }
+        scale += WK * STEP;
+        code  += WK * STEP;
+        quads += WK * 32 * N * 4;
+        zeros += WK * 32 * 4;
+    }
+
+    __shared__ float shared[WK][NCOLS][R];
+    const int r = lane / (32 / R);
+#pragma unroll
+    for (int c = 0; c < NCOLS; c++) {
+        const float v = pn_reduce<R>(acc[c], lane);
+        if (lane % (32 / R) == 0) {
+            if (WK == 1) {
+                dst[c * stride_dst + row0 + r] = v * pn_pow2(-PN_SCALE_DOWN);
+            } else {
+                shared[warp][c][r] = v;
+            }
+        }
+    }
+    if (WK > 1) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < NCOLS * R; i += 32 * WK) {
+            float v = 0.0f;
+#pragma unroll
+            for (int k = 0; k < WK; k++) {
+                v += (&shared[k][0][0])[i];
+            }
+            dst[i / R * stride_dst + row0 + i % R] = v * pn_pow2(-PN_SCALE_DOWN);
+        }
+    }
+}
+
+// The reference: shift, mask, convert, one product per weight, activations as they are. A warp per row and column.
+template <int BITS>
+__global__ void pn_gemv_reference(const char * __restrict__ weights, const float * __restrict__ x, float * __restrict__ dst,
+        int nrows, int nblk, int64_t row_bytes, int64_t stride_x, int64_t stride_dst) {
+    using S = pn_shape<BITS>;
+    const int row  = blockIdx.x * blockDim.y + threadIdx.y;
+    const int lane = threadIdx.x;
+    if (row >= nrows) {
+        return;
+    }
+    const char * base = weights + (int64_t) row * row_bytes;
+    x += blockIdx.y * stride_x;
+    float acc = 0.0f;
+    for (int word = lane; word < nblk * 8; word += 32) {
+        const int64_t ib = word / 8;
+#pragma unroll
+        for (int j = 0; j < S::PAIRS; j++) {
+            float2 w;
+            pn_dequantize_pair<BITS>(base, ib, (word % 8) * S::PER_WORD + 2 * j, w);
+            acc = fmaf(w.x, x[(int64_t) word * S::PER_WORD + 2 * j], acc);
+            acc = fmaf(w.y, x[(int64_t) word * S::PER_WORD + 2 * j + 1], acc);
+        }
+    }
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) {
+        acc += __shfl_xor_sync(0xffffffffu, acc, o);
+    }
+    if (lane == 0) {
+        dst[blockIdx.y * stride_dst + row] = acc;
+    }
+}
+
+struct pn_options {
+    bool subnormal = true;  // false: the reference kernel
+    bool fixed     = true;  // false: the any-length kernel for every row length
+};
+
+template <int BITS, int NCOLS, int R, int WK, int NBLK>
+static void pn_launch_one(const void * w, const float * prep, float * dst, int nrows, int nblk, int64_t row_bytes,
+        int64_t stride_dst, cudaStream_t stream) {
+    constexpr int rows_a_block = WK == 1 ? 4 * R : R;
+    pn_gemv<BITS, NCOLS, R, WK, NBLK><<<(nrows + rows_a_block - 1) / rows_a_block, pn_threads(WK), 0, stream>>>(
+        (const char *) w, prep, dst, nrows, nblk, row_bytes, stride_dst);
+}
+
+template <int BITS, int NCOLS>
+static void pn_launch(const void * w, const float * x, float * prep, float * dst, int nrows, int nblk, int64_t row_bytes,
+        int64_t stride_x, int64_t stride_dst, const pn_options & options, cudaStream_t stream) {
+    constexpr int U     = pn_unit<NCOLS>::WORDS;
+    const int     units = pn_steps(nblk, U) * 32;
+    pn_prepare<BITS, U><<<dim3((units + 127) / 128, NCOLS), 128, 0, stream>>>(x, prep, nblk, stride_x);
+    if constexpr (NCOLS == 1) {
+        // The row lengths of the documented model, where there are rows enough to fill a card without splitting K.
+        if (options.fixed && nrows >= PN_FIXED_MIN_ROWS && row_bytes == (int64_t) nblk * PN_CUDA_BLOCK_BYTES) {
+#define PN_FIXED(b, n) if (BITS == b && nblk == n) \
+            return pn_launch_one<BITS, 1, 4, 1, BITS == b ? n : 0>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream)
+            PN_FIXED(3, 64);   // 5120
+            PN_FIXED(4, 80);   // 5120
+            PN_FIXED(4, 96);   // 6144
+            PN_FIXED(4, 272);  // 17408
+#undef PN_FIXED
+        }
+    }
+    if (nrows < 4) {
+        return pn_launch_one<BITS, NCOLS, 1, 4, 0>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream);
+    }
+    pn_launch_one<BITS, NCOLS, 4, 4, 0>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream);
+}
+
+// Floats of workspace that `pn_gemv_run` needs for these columns.
+template <int BITS> static size_t pn_workspace(int nblk, int ncols) {
+    return (size_t) ncols * (ncols == 1 ? pn_prep_floats<BITS, 4>(nblk) : pn_prep_floats<BITS, 1>(nblk));
+}
+
+template <int BITS>
+static void pn_gemv_run(const void * w, const float * x, float * prep, float * dst, int nrows, int nblk, int64_t row_bytes,
+        int ncols, int64_t stride_x, int64_t stride_dst, const pn_options & options, cudaStream_t stream) {
+    if (!options.subnormal) {
+        pn_gemv_reference<BITS><<<dim3((nrows + 3) / 4, ncols), dim3(32, 4), 0, stream>>>(
+            (const char *) w, x, dst, nrows, nblk, row_bytes, stride_x, stride_dst);
+        return;
+    }
+#define PN_CASE(n) case n: \
+    return pn_launch<BITS, n>(w, x, prep, dst, nrows, nblk, row_bytes, stride_x, stride_dst, options, stream)
+    switch (ncols) {
+        PN_CASE(1); PN_CASE(2); PN_CASE(3); PN_CASE(4); PN_CASE(5); PN_CASE(6); PN_CASE(7); PN_CASE(8);
+    }
+#undef PN_CASE
+}
