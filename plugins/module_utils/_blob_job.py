@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import stat
 import time
@@ -480,30 +479,6 @@ class Job:
                 "time": round(self.tools.now(), 1),
             }
         )
-
-
-def progress_writer(path: Optional[str]) -> tuple[Callable[[dict[str, Any]], None], Callable[[], None]]:
-    """A function that keeps the latest report in PATH, a file made new for this run, and one that removes it."""
-    state: dict[str, int] = {}
-
-    def write(report: dict[str, Any]) -> None:
-        if path is None:
-            return
-        with contextlib.suppress(OSError):
-            if "fd" not in state:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                state["fd"] = os.open(path, flags, 0o644)
-                os.fchmod(state["fd"], 0o644)
-            # One write of constant length: a reader never sees half of two reports.
-            os.pwrite(state["fd"], json.dumps(report).encode().ljust(600)[:600], 0)
-
-    def close() -> None:
-        if "fd" in state and path is not None:
-            os.close(state.pop("fd"))
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-    return write, close
 
 
 def free_space(path: str) -> int:

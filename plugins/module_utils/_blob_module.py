@@ -20,10 +20,10 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._blob_job import 
     Options,
     Tools,
     free_space,
-    progress_writer,
 )
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub import Wanted
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_paths import hub_cache
+from ansible_collections.tensorless.fleet.plugins.module_utils._progress import progress_writer
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
 ARGUMENTS: dict[str, Any] = {

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs a module on the host and shows its progress on the controller meanwhile.
+
+The module keeps its latest figures in a small file on the host (its option progress_file; `_progress.progress_writer`).
+A second thread reads that file over the same connection, and one of the processes that serve the hosts prints for all
+of them, so that a hundred hosts make no more lines than five. A task that ends at once costs nothing extra.
+Private to the collection; may change at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shlex
+import threading
+import time
+from typing import Any
+
+from ansible import constants
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.tensorless.fleet.plugins.module_utils._progress import line, summary
+
+EVERY = 8.0
+STALE = 40.0
+LINES = 5
+
+display = Display()
+
+
+def run_with_progress(action: ActionBase, variables: dict[str, Any]) -> dict[str, Any]:
+    """The task's module on the host. Its reports are printed, and appended to the file that
+    `tensorless_progress_file` names on the controller, one JSON object a line."""
+    task, connection = action._task, action._connection
+    arguments = dict(task.args)
+    background = bool(task.async_val) and not connection.has_native_async
+    watch = None
+    if not (background or task.check_mode or arguments.get("progress_file")):
+        arguments["progress_file"] = f"/tmp/.tensorless-{secrets.token_hex(16)}.progress"
+        watch = _Watch(action, arguments["progress_file"], variables)
+        watch.start()
+    try:
+        result: dict[str, Any] = action._execute_module(
+            module_args=arguments, task_vars=variables, wrap_async=background
+        )
+    finally:
+        if watch is not None:
+            watch.stop()
+        if not background:
+            action._remove_tmp_path(connection._shell.tmpdir)
+    return result
+
+
+class _Watch(threading.Thread):
+    """Looks at one host's progress file every few seconds until told to stop."""
+
+    def __init__(self, action: ActionBase, path: str, variables: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._action = action
+        self._path = path
+        self._host = str(variables.get("inventory_hostname", "host"))
+        self._events = variables.get("tensorless_progress_file")
+        self._over = threading.Event()
+        self._board = _Board(str(variables.get("inventory_hostname", "host")))
+
+    def stop(self) -> None:
+        self._over.set()
+        # A thread inside the connection is waited for, so that the connection is ours again.
+        self.join(timeout=30)
+        self._board.leave()
+
+    def run(self) -> None:
+        while not self._over.wait(EVERY):
+            report = self._read()
+            if report is None or self._over.is_set():
+                continue
+            report["host"] = self._host
+            if self._events:
+                with contextlib.suppress(OSError):
+                    _append(str(self._events), report)
+            for text in self._board.post(report):
+                display.display(text)
+
+    def _read(self) -> dict[str, Any] | None:
+        """The report on the host; None while there is none. Runs as the login user: no second use of become."""
+        try:
+            answer = self._action._low_level_execute_command(f"cat {shlex.quote(self._path)}", sudoable=False)
+        except (AnsibleError, OSError):
+            return None
+        if answer.get("rc") != 0:
+            return None
+        try:
+            value = json.loads(answer.get("stdout") or "")
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
+
+
+class _Board:
+    """What all hosts of this run last said, kept in this run's own temporary folder on the controller."""
+
+    def __init__(self, host: str) -> None:
+        self._folder = os.path.join(constants.DEFAULT_LOCAL_TMP, "tensorless-progress")
+        self._own = os.path.join(self._folder, secrets.token_hex(8) + ".json")
+
+    def post(self, report: dict[str, Any]) -> list[str]:
+        """Notes the report; returns what to print, which is nothing when another process has just printed."""
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        temporary = self._own + ".tmp"
+        with open(temporary, "w", encoding="utf-8") as stream:
+            json.dump(report, stream)
+        os.replace(temporary, self._own)
+        with open(os.path.join(self._folder, "printed"), "a+", encoding="ascii") as stamp:
+            fcntl.flock(stamp, fcntl.LOCK_EX)
+            if os.fstat(stamp.fileno()).st_size and time.time() - os.fstat(stamp.fileno()).st_mtime < EVERY - 1.0:
+                return []
+            stamp.write(".")
+        reports = self._fresh()
+        return [summary(reports)] if len(reports) > LINES else [line(one) for one in reports]
+
+    def leave(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._own)
+
+    def _fresh(self) -> list[dict[str, Any]]:
+        reports = []
+        for name in sorted(os.listdir(self._folder)):
+            path = os.path.join(self._folder, name)
+            with contextlib.suppress(OSError, ValueError):
+                if name.endswith(".json") and time.time() - os.stat(path).st_mtime < STALE:
+                    with open(path, encoding="utf-8") as stream:
+                        reports.append(json.load(stream))
+        return sorted(reports, key=lambda one: str(one.get("host")))
+
+
+def _append(path: str, report: dict[str, Any]) -> None:
+    """One JSON object a line; a single write, so that processes do not cut into each other's lines."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, (json.dumps(report) + "\n").encode())
+    finally:
+        os.close(descriptor)
