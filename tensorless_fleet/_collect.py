@@ -104,24 +104,27 @@ class Collector:
         if text:
             self.say("progress", name, step, text)
 
+    def progress(self, report: Mapping[str, Any]) -> None:
+        """The figures of a long step: how far a host is."""
+        from ansible_collections.tensorless.fleet.plugins.module_utils._progress import line
+
+        name = str(report.get("host"))
+        text = re.sub(r"^(tensorless: \[[^\]]*\] |[^ ]+: )", "", line(report))
+        self.say("progress", name, self.running.get(name, ""), clean(text))
+
     def _line(self, text: str) -> None:
-        """A line of Ansible's own; those of the form ``HOST: text`` from our plugins are a host's progress."""
-        match = re.match(r"^tensorless: \[(?P<host>[^\]]+)\] (?P<text>.+)$", text)
-        if match:
-            name = match["host"]
-            self.say("progress", name, self.running.get(name, ""), match["text"])
-        elif text:
+        # Figures of long steps come by their own file; their printed form is left out here.
+        if text and not text.startswith("tensorless: ["):
             self.say("line", text=text)
 
     def _learn(self, host: HostResult, action: str, answer: Mapping[str, Any]) -> None:
         """Keeps what a module of the collection said about the host."""
-        facts = answer.get("ansible_facts")
-        if isinstance(facts, Mapping) and isinstance(facts.get("status_cards"), list):
-            host.cards = [card_of(item) for item in facts["status_cards"] if isinstance(item, Mapping)]
         if not action.startswith(PREFIX):
             return
         module = action[len(PREFIX) :]
-        if module == "tensorless_recipe":
+        if module == "tensorless_status":
+            host.cards = [card_of(item) for item in answer.get("cards") or [] if isinstance(item, Mapping)]
+        elif module == "tensorless_recipe":
             host.plans += [plan for plan in answer.get("plans") or [] if isinstance(plan, dict)]
             host.skipped += [item for item in answer.get("skipped_cards") or [] if isinstance(item, dict)]
         elif module == "tensorless_server":

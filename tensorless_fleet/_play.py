@@ -79,6 +79,7 @@ ALLOWED = frozenset(
 ALIVE = "-o ServerAliveInterval=5 -o ServerAliveCountMax=2 -o ConnectTimeout=10"
 DEFAULT_SSH_ARGS = "-C -o ControlMaster=auto -o ControlPersist=60s"
 CANCEL_LIMIT_S = 12.0
+PROGRESS = "progress.jsonl"  # long steps append their figures here, one JSON object a line
 
 
 @dataclass
@@ -92,7 +93,6 @@ class Job:
     values: Mapping[str, Any] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     tags: Sequence[str] = ()
-    skip_tags: Sequence[str] = ()
     check: bool = False
     forks: int | None = None
     host_keys: str = "strict"
@@ -152,8 +152,6 @@ def arguments(job: Job, variables: str) -> list[str]:
         words += ["--limit", job.limit]
     if job.tags:
         words += ["--tags", ",".join(job.tags)]
-    if job.skip_tags:
-        words += ["--skip-tags", ",".join(job.skip_tags)]
     if job.forks:
         words += ["--forks", str(job.forks)]
     if job.vault_password_file:
@@ -167,19 +165,26 @@ def arguments(job: Job, variables: str) -> list[str]:
 
 def variables(job: Job, private: Private) -> str:
     """Writes the variables file and one file per secret; returns the path of the former."""
+    values = {**job.values, "tensorless_progress_file": os.path.join(private.path, PROGRESS)}
     templates: dict[str, str] = {}
     for name, secret in job.secrets.items():
         path = private.write(f"secret-{len(templates)}", secret)
         templates[name] = "{{ lookup('ansible.builtin.file', " + json.dumps(path) + ", rstrip=false) }}"
-    return private.write("vars.yml", vars_text(job.values, templates))
+    return private.write("vars.yml", vars_text(values, templates))
 
 
 class Play:
     """One run. ``execute`` blocks; ``cancel`` may be called from any thread, twice for at once."""
 
-    def __init__(self, job: Job, on_event: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        on_event: Callable[[dict[str, Any]], None],
+        on_progress: Callable[[dict[str, Any]], None] = lambda _report: None,
+    ) -> None:
         self.job = job
         self.on_event = on_event
+        self.on_progress = on_progress
         self.lines: list[str] = []  # what Ansible said that belongs to no host
         self.log: str | None = None
         self.canceled = False
@@ -221,7 +226,8 @@ class Play:
                 if self.canceled:
                     return 130
                 runner = Runner(config=config, event_handler=lambda event: self._event(event, log))
-                _status, code = runner.run()
+                with _Tail(os.path.join(private.path, PROGRESS), self.on_progress):
+                    _status, code = runner.run()
             finally:
                 log.close()
         return 130 if self.canceled else int(code if code is not None else 1)
@@ -252,6 +258,46 @@ class Play:
                     os.kill(int(file.read()), signal.SIGTERM)
                 return
             time.sleep(0.05)
+
+
+class _Tail(threading.Thread):
+    """Reads a growing file of JSON lines and hands each object on, until the ``with`` block ends."""
+
+    def __init__(self, path: str, each: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(name="tensorless-progress", daemon=True)
+        self._path = path
+        self._each = each
+        self._over = threading.Event()
+        self._offset = 0
+        self._rest = b""
+
+    def __enter__(self) -> _Tail:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._over.wait(1.0):
+            self._read()
+        self._read()
+
+    def _read(self) -> None:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                fresh = file.read()
+        except OSError:
+            return
+        self._offset += len(fresh)
+        *lines, self._rest = (self._rest + fresh).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    self._each(value)
 
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")

@@ -55,9 +55,9 @@ def gpus_here(options: Options) -> cards.Gpus:
         return cards.Gpus(problem="not asked: --card was given")
     if shutil.which("nvidia-smi") is None:
         return cards.Gpus(problem="nvidia-smi not found")
-    from ansible_collections.tensorless.fleet.plugins.module_utils import _gpu
+    from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import read_gpus
 
-    return cards.from_facts(_gpu.read_gpus(command_runner()))
+    return cards.from_facts(read_gpus(command_runner()))
 
 
 def cache_of(options: Options) -> str:

@@ -25,8 +25,8 @@ PLAYBOOKS = {
     "run": "site", "pull": "pull", "serve": "serve", "stop": "stop", "bench": "bench", "doctor": "doctor",
     "report": "report", "upgrade": "upgrade", "rollback": "rollback", "verify": "verify", "fleet": "fleet",
 }  # fmt: skip
-# `run` pulls and serves; measuring and reporting are commands of their own.
-SKIPPED_TAGS = {"run": ("bench", "report")}
+# `run` goes from bare to serving; measuring and reporting are commands of their own.
+PHASES = {"run": ("driver", "runtime", "cdi", "plan", "image", "model", "server")}
 
 _LIVE: weakref.WeakSet[Run] = weakref.WeakSet()
 
@@ -45,7 +45,7 @@ class Run:
         self._history: list[Event] = []
         self._more = threading.Condition()
         self._collector = Collector(job.command, self._emit)
-        self._play = Play(job, self._collector.feed)
+        self._play = Play(job, self._collector.feed, self._collector.progress)
         self._error: BaseException | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"tensorless-{job.command}", daemon=True)
@@ -259,8 +259,7 @@ class Fleet:
             limit=options.get("hosts"),
             values=chosen,
             secrets={} if self._hf_token is None else {"tensorless_hf_token": self._hf_token},
-            tags=tags,
-            skip_tags=() if tags else SKIPPED_TAGS.get(command, ()),
+            tags=tags or PHASES.get(command, ()),
             check=options.get("check_mode", False),
             forks=self.forks,
             host_keys=self.host_keys,

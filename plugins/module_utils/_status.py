@@ -90,7 +90,7 @@ def _row(
         row.update(
             bench_tps=result.get("median_decode_tps"),
             bench_vs_receipt_percent=result.get("vs_receipt_percent") if result.get("receipt_applies") else None,
-            bench_time=result.get("time"),
+            bench_time=result.get("measured_at"),
             bench_model=result.get("model"),
             # A measurement of another plan says nothing about what runs now.
             bench_current=bool(server and result.get("plan_hash") == server["plan_hash"]),

@@ -247,9 +247,9 @@ def test_an_inventory_that_ansible_cannot_read(play, tmp_path):
     from tensorless_fleet.fleet import Run
 
     play(SAY).result()
-    broken = tmp_path / "broken.yml"
-    broken.write_text("all: [unclosed\n")
-    with pytest.raises(InventoryError, match="cannot be read: .*unclosed|cannot be read: .*YAML"):
+    broken = tmp_path / "broken.ini"
+    broken.write_text("[gpu]\nh1 what is this\n")
+    with pytest.raises(InventoryError, match=r"cannot be read: .*what"):
         Run(Job("run", str(tmp_path / "play.yml"), [str(broken)]), True).result()
 
 
@@ -297,3 +297,18 @@ def test_events_are_data_for_programs(play):
     assert kinds[0] == "begin" and kinds[-1] == "end" and kinds.count("step") == 2
     assert [event.kind for event in run.events()] == kinds, "a second reader gets the same"
     json.dumps(result.as_dict())
+
+
+def test_figures_of_long_steps_become_progress_events(play):
+    report = json.dumps({"host": "h1", "stage": "download", "file": "a.gguf", "bytes": 5e8, "size": 1e9, "rate": 1e8})
+    run = play(
+        f"""
+- name: Fetch
+  ansible.builtin.shell: |
+    echo '{report}' >> {{{{ tensorless_progress_file }}}}; sleep 1.5
+""",
+        hosts="h1",
+    )
+    texts = [(event.host, event.step, event.text) for event in run.events() if event.kind == "progress"]
+    run.result()
+    assert texts == [("h1", "Fetch", "downloading a.gguf 50 % (0.50 GB of 1.00 GB), 100.0 MB/s")]
