@@ -81,9 +81,11 @@ def from_facts(facts: Optional[Mapping[str, Any]]) -> Gpus:
     smi = facts.get("nvidia_smi") or {}
     if not smi.get("found", True):
         return Gpus(problem="nvidia-smi not found")
-    listed = facts.get("cards") or []
-    if not listed and smi.get("rc") not in (None, 0):
-        return Gpus(problem=" ".join(f"nvidia-smi failed: {smi.get('message') or ''}".split()).rstrip(": "))
+    listed = [card for card in facts.get("cards") or [] if card.get("index") is not None]
+    message = str(smi.get("message") or "")
+    if not listed and smi.get("rc") not in (None, 0) and not message.startswith("No devices"):
+        why = next(iter(facts.get("reasons") or []), message)
+        return Gpus(problem=f"nvidia-smi failed: {why}".rstrip(": "))
     cards = [
         Gpu(
             index=int(card["index"]),

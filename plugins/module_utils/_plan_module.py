@@ -9,12 +9,16 @@ from typing import Any
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_paths as paths
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_text as text
+from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import read_gpus
+from ansible_collections.tensorless.fleet.plugins.module_utils._host import bounded
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan import plan_model
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_observe import Find, Run, observe
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_rules import check_choice
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Catalog, build_catalog, resolve
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
+
+NVIDIA_SMI_LIMIT_S = 30.0  # a hung card must not hang the plan
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "model": {"type": "str", "required": True},
@@ -81,7 +85,7 @@ def plan_on_host(params: Mapping[str, Any], check_mode: bool, run: Run, find: Fi
     check_choice(choice)
     facts = params["gpu_facts"]
     if not facts and choice.card is None:
-        facts = None
+        facts = read_gpus(bounded(run, NVIDIA_SMI_LIMIT_S), find("nvidia-smi"), processes="no")
     planned = plan_model(recipes, observe(recipes, choice, facts, run, find, _no_gguf), choice)
     return {
         "plan": planned.plans[0],

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
+
+from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import read_gpus
 
 from tests.conformance.frame import Env
 from tests.conformance.planning import plan_case
@@ -30,10 +34,21 @@ def run_case(case: dict[str, Any], env: Env) -> dict[str, Any]:
 
 
 def _facts(given: dict[str, Any]) -> dict[str, Any]:
-    """The product's reader on a raw answer of nvidia-smi."""
-    from ansible_collections.tensorless.fleet.plugins.module_utils import _gpu
+    """The product's reader, in front of an nvidia-smi that knows the table of the case."""
+    lines = given["nvidia_smi_csv"].splitlines()
+    names = [re.sub(r" \[.*\]$", "", name) for name in lines[0].split(", ")]
+    rows = [dict(zip(names, line.split(", "))) for line in lines[1:]]
 
-    cards = _gpu.parse_query(given["nvidia_smi_csv"])
+    def nvidia_smi(argv: Sequence[str]) -> tuple[int, str, str]:
+        asked = next((word.partition("=")[2].split(",") for word in argv if word.startswith("--query-gpu=")), None)
+        if asked is None:
+            return 1, "", ""
+        answer = [", ".join(asked)]
+        for row in rows:
+            unknown = {"uuid": f"GPU-{row['index']}", "pci.bus_id": f"00000000:0{row['index']}:00.0"}
+            answer.append(", ".join(row.get(field, unknown.get(field, "[N/A]")) for field in asked))
+        return 0, "\n".join(answer) + "\n", ""
+
     gpus = [
         {
             "index": card["index"],
@@ -42,7 +57,7 @@ def _facts(given: dict[str, Any]) -> dict[str, Any]:
             "memory_mib": card["memory_mib"],
             "driver": card["driver_version"],
         }
-        for card in cards
+        for card in read_gpus(nvidia_smi)["cards"]
     ]
     return {"failed": False, "message": "", "gpus": gpus}
 

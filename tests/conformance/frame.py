@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every area's driver shares: recipes of a case, a fake clock, a local HTTP server, and the comparison.
 
-A driver is a file area_NN_<name>.py with AREA (the cases' area), run_case(case, env) -> got and, where a key of `expect`
+A driver is a file area_NN_<name>.py with AREA (the cases' area), run_case(case, env) -> got and, where a key of expect
 is not simply equal to the key of the same name in got, CHECKS[key](expected, got, case) -> None or what is wrong.
 `got` holds failed (bool), exit_code, message, output, notes, warnings and any key of `expect`.
 """
@@ -13,14 +13,13 @@ import heapq
 import json
 import pathlib
 import threading
-import tomllib
 from collections.abc import Callable
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import tomllib
 import yaml
-
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Catalog, load_directory
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -95,7 +94,9 @@ class Env:
             both = [self.fixture(name) for name in ("pn3", "q3floor")]
             return {f"{data['model']['hf_repo']}/{data['card']['id']}.toml": data for data in both}
         return {
-            entry["path"]: entry["text"] if "text" in entry else patched(self.fixture(entry["base"]), entry.get("patch"))
+            entry["path"]: entry["text"]
+            if "text" in entry
+            else patched(self.fixture(entry["base"]), entry.get("patch"))
             for entry in spec
         }
 
@@ -200,7 +201,9 @@ def _compare(expect: dict[str, Any], case: dict[str, Any], got: dict[str, Any], 
         elif key not in got:
             problem = f"{key}: expected {expected!r}, the driver reports no {key}"
         else:
-            problem = None if _same(expected, got[key], tolerance) else f"{key}: expected {expected!r}, got {got[key]!r}"
+            problem = (
+                None if _same(expected, got[key], tolerance) else f"{key}: expected {expected!r}, got {got[key]!r}"
+            )
         if problem:
             problems.append(problem)
     return problems

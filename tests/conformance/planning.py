@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 from typing import Any
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _cards as cards
@@ -12,8 +11,8 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._plan import plan
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice, HostFacts
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import resolve
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
-from tensorless_fleet._usage import Usage, parse
 
+from tensorless_fleet._usage import Usage, parse
 from tests.conformance.frame import Env
 
 CACHE = "/home/you/.cache/huggingface/hub"
@@ -107,8 +106,3 @@ def plan_case(given: dict[str, Any], env: Env, model: str | None) -> dict[str, A
     if options.dry_run:
         shown = text.dry_run_text(plan, f"tensorless {options.command} {model}", ("pull", "serve"))
     return {**seen, "plan": plan, "notes": plan["notes"], "output": shown, "info_json": text.info_json(plan)}
-
-
-def read_query(output: str) -> list[dict[str, Any]]:
-    """A raw nvidia-smi table as rows, for comparison with what the product read."""
-    return list(csv.DictReader(output.splitlines(), skipinitialspace=True))
