@@ -54,6 +54,7 @@ class Options(NamedTuple):
     token: Optional[str] = None
     verify: str = "marker"
     repair: bool = False
+    download: bool = True
     mode: int = 0o644
     dir_mode: int = 0o755
     owner: tuple[int, int] = (-1, -1)
@@ -166,6 +167,13 @@ class Job:
             self._refuse_bad(f"has {seen.wrong_size} bytes instead of {self.wanted.size}", seen.marked)
             steps.append(
                 Step("remove", f"remove {self.paths.blob}: {seen.wrong_size} bytes instead of {self.wanted.size}")
+            )
+        if seen.state != "yes" and not self.options.download:
+            raise BlobError(
+                f"the model is not downloaded: {self.wanted.repo}/{self.wanted.file} is "
+                f"{'only partly' if seen.state == 'partial' else 'not'} in {self.options.cache}. Run the pull playbook "
+                "or allow the download.",
+                "not_cached",
             )
         if seen.state != "yes":
             have = f", continuing {giga(seen.partial_bytes)}" if seen.partial_bytes else ""

@@ -82,6 +82,10 @@ options:
       - V(false) fails and says which file it is; V(true) removes it and downloads it anew.
     type: bool
     default: false
+  download:
+    description: Whether a file that is not in the cache is downloaded. With V(false) the run fails where it is missing.
+    type: bool
+    default: true
   lock_wait:
     description: Seconds to wait for another download of the same file before giving up.
     type: int
