@@ -18,10 +18,11 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types impor
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Catalog, build_catalog, resolve
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
+_OPTIONS = {"--allow-draft": "allow_draft: true", "--card": "card: ID", "--context": "context: N"}
 NVIDIA_SMI_LIMIT_S = 30.0  # a hung card must not hang the plan
 
 ARGUMENT_SPEC: dict[str, Any] = {
-    "model": {"type": "str", "required": True},
+    "model": {"type": "str"},
     "recipes_dir": {"type": "str", "default": ""},
     "recipes": {
         "type": "list",
@@ -58,7 +59,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
 
 def plan_on_host(params: Mapping[str, Any], check_mode: bool, run: Run, find: Find) -> dict[str, Any]:
     """Observe the host and plan; everything that the module returns."""
-    if params["recipes"] is None:
+    if params["recipes"] is None or params["model"] is None:
         raise Refusal("no recipes reached the host: run this module by its name in a playbook, not by another action")
     shown = params["recipes_dir"].rstrip("/") + "/" if params["recipes_dir"] else "recipes/"
     catalog = build_catalog(((entry["path"], entry["data"], []) for entry in params["recipes"]), shown_prefix=shown)
@@ -93,6 +94,12 @@ def plan_on_host(params: Mapping[str, Any], check_mode: bool, run: Run, find: Fi
         "skipped_cards": planned.skipped,
         "info_text": "\n".join(text.info_text(plan) for plan in planned.plans),
     }
+
+
+def in_a_play(message: str) -> str:
+    """A refusal in the launcher's words, with the options that a play has for its flags."""
+    options = [f"{flag} is {option}" for flag, option in _OPTIONS.items() if flag in message]
+    return message + (f" (in a play, {' and '.join(options)})" if options else "")
 
 
 def _means(catalog: Catalog, model: str, repo: str) -> bool:

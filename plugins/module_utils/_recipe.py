@@ -200,7 +200,8 @@ def load_directory(directory: str, shown_prefix: Optional[str] = None) -> Catalo
         else:
             warnings.append(f"{path} is ignored: recipes are <org>/<repo>/<card>.toml below {directory}")
     prefix = directory.rstrip("/") + "/" if shown_prefix is None else shown_prefix
-    catalog = build_catalog(found, directory, prefix)
+    # The built-in recipes need no address; a directory of the user's own is named in messages.
+    catalog = build_catalog(found, directory if shown_prefix is None else "", prefix)
     catalog.warnings = warnings
     return catalog
 

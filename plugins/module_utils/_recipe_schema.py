@@ -219,6 +219,8 @@ _WHOLE: dict[str, Any] = {"minimum": 0, "maximum": _LARGEST}
 _COUNT: dict[str, Any] = {"minimum": 1, "maximum": _LARGEST}
 _SPEEDS: dict[str, Any] = {"additionalProperties": {"type": "number", "minimum": 0}}
 _STRINGS: dict[str, Any] = {"items": {"type": "string"}}
+_NOT_OWNED = "(?!(" + "|".join(re.escape(flag) for flag in OWNED_FLAGS) + ")(=|$))"
+_ARGS: dict[str, Any] = {"items": {"type": "string", "pattern": rf"^{_NOT_OWNED}[^\x00\n\r]*$"}}
 
 TOP: tuple[Key, ...] = (
     Key("schema", int, "The recipe schema: 1.", json={"const": SCHEMA}),
@@ -327,7 +329,7 @@ TABLES: dict[str, tuple[Key, ...]] = {
         ),
         Key("context", int, "The context length (-c).", _positive, json=_COUNT),
         Key("threads_max", int, "The most CPU threads to use.", _positive, json=_COUNT),
-        Key("args", list, "Every other llama-server argument, in order.", _args, required=False, json=_STRINGS),
+        Key("args", list, "Every other llama-server argument, in order.", _args, required=False, json=_ARGS),
         Key(
             "env",
             dict,
@@ -336,7 +338,7 @@ TABLES: dict[str, tuple[Key, ...]] = {
             required=False,
             json={
                 "propertyNames": {"pattern": f"^{VARIABLE}$", "not": {"const": OWNED_VARIABLE}},
-                "additionalProperties": {"type": "string"},
+                "additionalProperties": {"type": "string", "pattern": r"^[^\x00\n\r]*$"},
             },
         ),
     ),

@@ -26,12 +26,13 @@ options:
     description:
       - The Hugging Face repository, C(org/name), in any case; or the short name of a recipe.
       - C(@) and a commit of 40 hex characters asks for another commit of the repository, which needs O(allow_draft).
+      - Without it, the recipes are only checked and listed in RV(recipes), and the host is left alone.
     type: str
-    required: true
   recipes_dir:
     description:
       - A directory on the controller that holds C(<org>/<repo>/<card>.toml). It replaces the collection's own recipes.
-      - An empty string stands for the collection's own recipes.
+      - A relative path starts where C(ansible-playbook) was started. An empty string stands for the collection's own
+        recipes.
     type: str
     default: ""
   recipes:
@@ -181,6 +182,12 @@ EXAMPLES = r"""
     gpu: each
     cache: /var/lib/tensorless/hub
 
+- name: Check every recipe of a directory, and list them
+  tensorless.fleet.tensorless_recipe:
+    recipes_dir: "{{ playbook_dir }}/recipes"
+  delegate_to: localhost
+  run_once: true
+
 - name: Plan a draft of one's own with a shorter context
   tensorless.fleet.tensorless_recipe:
     model: pn3
@@ -192,7 +199,7 @@ EXAMPLES = r"""
 RETURN = r"""
 plan:
   description: The plan; with O(gpu=each), the first one.
-  returned: success
+  returned: with O(model)
   type: dict
   contains:
     model:
@@ -379,12 +386,12 @@ plan:
       returned: success
 plans:
   description: All plans, each like RV(plan). More than one only with O(gpu=each).
-  returned: success
+  returned: with O(model)
   type: list
   elements: dict
 skipped_cards:
   description: The GPUs of the host that fit no recipe of the model.
-  returned: success
+  returned: with O(model)
   type: list
   elements: dict
   contains:
@@ -394,8 +401,22 @@ skipped_cards:
     reason: {description: "What the GPU is and what the recipe needs.", type: str, returned: success}
 info_text:
   description: The plan as text for people.
-  returned: success
+  returned: with O(model)
   type: str
+recipes:
+  description: Every recipe of the directory.
+  returned: without O(model)
+  type: list
+  elements: dict
+  contains:
+    model: {description: "The repository.", type: str, returned: success}
+    name: {description: "The short name, or null.", type: str, returned: success}
+    card: {description: "The card id.", type: str, returned: success}
+    title: {description: "The title, or null.", type: str, returned: success}
+    status: {description: "C(draft) or C(released).", type: str, returned: success}
+    published: {description: "Whether there are no placeholders.", type: bool, returned: success}
+    release: {description: "The engine release.", type: str, returned: success}
+    arch: {description: "The GPU architecture of the image.", type: str, returned: success}
 rc:
   description: The launcher's exit status for this failure, C(2) for bad usage, else C(1).
   returned: failure
@@ -403,7 +424,11 @@ rc:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.tensorless.fleet.plugins.module_utils._plan_module import ARGUMENT_SPEC, plan_on_host
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan_module import (
+    ARGUMENT_SPEC,
+    in_a_play,
+    plan_on_host,
+)
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
 
@@ -417,7 +442,7 @@ def main() -> None:
             find=module.get_bin_path,
         )
     except Refusal as refusal:
-        module.fail_json(msg=refusal.message, rc=refusal.rc)
+        module.fail_json(msg=in_a_play(refusal.message), rc=refusal.rc)
     for plan in result["plans"]:
         for note in plan["notes"]:
             module.warn(f"{plan['model']}: {note}")
