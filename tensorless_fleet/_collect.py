@@ -106,10 +106,10 @@ class Collector:
 
     def progress(self, report: Mapping[str, Any]) -> None:
         """The figures of a long step: how far a host is."""
-        from ansible_collections.tensorless.fleet.plugins.module_utils._progress import line
+        from ansible_collections.tensorless.fleet.plugins.module_utils._progress import words
 
         name = str(report.get("host"))
-        text = re.sub(r"^(tensorless: \[[^\]]*\] |[^ ]+: )", "", line(report))
+        text = words(report)
         self.say("progress", name, self.running.get(name, ""), clean(text))
 
     def _line(self, text: str) -> None:

@@ -81,7 +81,7 @@ def cached_states(recipes: Sequence[_recipe.Recipe], cache: str) -> dict[str, st
 
 
 def host_facts(options: Options, recipes: Sequence[_recipe.Recipe], cache: str) -> HostFacts:
-    """This machine as the planner wants it."""
+    """This machine as the planner wants it, without starting a container tool: quick."""
     return HostFacts(
         gpus=gpus_here(options),
         cpu_count=os.cpu_count() or 1,
@@ -90,7 +90,18 @@ def host_facts(options: Options, recipes: Sequence[_recipe.Recipe], cache: str) 
     )
 
 
-def plan_here(options: Options) -> dict[str, Any]:
+def observed(options: Options, recipes: Sequence[_recipe.Recipe], choice: Choice) -> HostFacts:
+    """This machine for a command that acts: also the labels of the engine image and the header of the model file."""
+    from dataclasses import replace
+
+    from ansible_collections.tensorless.fleet.plugins.module_utils._gguf import describe
+    from ansible_collections.tensorless.fleet.plugins.module_utils._plan_observe import observe
+
+    facts = observe(recipes, choice, None, command_runner(), shutil.which, describe)
+    return replace(facts, gpus=gpus_here(options))
+
+
+def plan_here(options: Options, thorough: bool = False) -> dict[str, Any]:
     """The plan of this command on this machine. Raises Refusal."""
     catalog = catalog_of(options)
     recipes, revision = _recipe.resolve(catalog, options.model)
@@ -112,7 +123,8 @@ def plan_here(options: Options) -> dict[str, Any]:
         runs=options.runs,
         tokens=options.tokens,
     )
-    return _plan.plan_model(recipes, host_facts(options, recipes, cache), choice).plans[0]
+    facts = observed(options, recipes, choice) if thorough else host_facts(options, recipes, cache)
+    return _plan.plan_model(recipes, facts, choice).plans[0]
 
 
 def print_json(value: Any) -> None:
@@ -177,13 +189,13 @@ def _models(options: Options) -> None:
 
 
 def _capabilities(options: Options) -> None:
-    from tensorless_fleet.cli import commit, platform
+    from tensorless_fleet.cli import commit, platform, version_line
 
     data = _plan_text.capabilities(catalog_of(options), __version__, commit(), platform())
     if options.json:
         print_json(data)
         return
-    sys.stdout.write(f"tensorless {data['version']} (commit {data['commit']}), {data['platform']}\n")
+    sys.stdout.write(version_line())
     sys.stdout.write(f"recipe schema  {data['recipe_schema']}\nruntimes       {', '.join(data['runtimes'])}\n")
     for card in data["cards"]:
         sys.stdout.write(

@@ -66,7 +66,7 @@ class Command(NamedTuple):
             words.append(self.operand)
         if self.flags:
             words.append("[flags]")
-        if self.extra:
+        if self.extra and self.name != "info":  # the documentation's usage line of info leaves them out
             words.append("[-- llama-server args]")
         return " ".join(words)
 

@@ -92,7 +92,7 @@ def _here(options: Options) -> int:
     if options.command == "help":
         sys.stdout.write(_help.overview())
     elif options.command == "version":
-        sys.stdout.write(f"tensorless {__version__} (commit {commit()}), {platform()}\n")
+        sys.stdout.write(version_line())
     elif options.command == "completion":
         sys.stdout.write(_help.completion(options.operand or ""))
     elif options.command in ("models", "info", "capabilities") or options.dry_run:
@@ -104,6 +104,12 @@ def _here(options: Options) -> int:
 
         return _local.answer(options)
     return 0
+
+
+def version_line() -> str:
+    """``tensorless 0.1.0 (commit ...), linux/amd64``; without the commit where none is recorded."""
+    known = commit()
+    return f"tensorless {__version__}{f' (commit {known})' if known != 'unknown' else ''}, {platform()}\n"
 
 
 def platform() -> str:

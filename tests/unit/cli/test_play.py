@@ -311,4 +311,4 @@ def test_figures_of_long_steps_become_progress_events(play):
     )
     texts = [(event.host, event.step, event.text) for event in run.events() if event.kind == "progress"]
     run.result()
-    assert texts == [("h1", "Fetch", "downloading a.gguf 50 % (0.50 GB of 1.00 GB), 100.0 MB/s")]
+    assert texts == [("h1", "Fetch", "downloading a.gguf 50 % (500.00 MB of 1.00 GB), 100.0 MB/s")]
