@@ -49,10 +49,14 @@ lint: setup ## ruff, mypy, yamllint, ansible-lint (production)
 unit: setup ## Unit tests and the conformance cases
 	$(PYTEST) tests/unit tests/conformance tests/pn
 
-.PHONY: docs-check
+.PHONY: docs docs-check
+docs: setup ## Write the roles' README files from their argument specs
+	$(PY) tools/role_readmes.py
+
 docs-check: setup ## Documentation of modules and roles, and the changelog
 	cd $(COLLECTION) && antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs self --skip-rstcheck .
 	antsibull-changelog lint
+	$(PY) tools/role_readmes.py --check
 
 # ---- packages --------------------------------------------------------------------------------------------------------
 .PHONY: dist

@@ -7,6 +7,7 @@ copy=.build/sanity/ansible_collections/tensorless/fleet
 rm -rf .build/sanity && mkdir -p "$copy"
 tar -xzf "$(ls -t dist/tensorless-fleet-*.tar.gz | head -n 1)" -C "$copy"
 mkdir -p "$copy/tests" && cp -r tests/sanity "$copy/tests/"
+git init -q "$copy"  # or ansible-test asks the repository around it, which ignores this folder
 python=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 # Its environments begin with a bootstrap script from a host of the Ansible project. Only where that cannot be had,
