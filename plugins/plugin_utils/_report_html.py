@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench import unpack_times
-from ansible_collections.tensorless.fleet.plugins.module_utils._report_text import clean, rate, short_uuid
+from ansible_collections.tensorless.fleet.plugins.module_utils._report_text import clean, percent, rate, short_uuid
 from ansible_collections.tensorless.fleet.plugins.plugin_utils import _report_svg as svg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -172,11 +172,11 @@ def _cards_table(cards: Sequence[Mapping[str, Any]]) -> str:
         versus, ttft = card.get("vs_receipt_percent"), card.get("ttft_ms")
         note = card["slow_reason"] or card["reason"] or "; ".join(f["text"] for f in card["findings"])
         rows.append(
-            f'<tr data-state="{h(keys)}"><td>{h(card["host"])}</td>'
-            f'<td class="id"><a href="#card-{number}">{h(card["uuid"] or "no card")}</a><br>'
+            f'<tr data-state="{h(keys)}"><td class="host">{h(card["host"])}</td>'
+            f'<td class="id"><a class="uuid" href="#card-{number}">{h(card["uuid"] or "no card")}</a><br>'
             f'<span class="soft">{h(card["name"])}</span></td><td>{tags}</td><td class="wide">{h(card["model"])}</td>'
             + _cell(card.get("decode_tps"), rate(card.get("decode_tps")))
-            + _cell(versus, "" if versus is None else f"{versus:+.1f} %")
+            + _cell(versus, percent(versus))
             + _cell(ttft, "" if ttft is None else f"{ttft:.0f}")
             + f'<td class="wide">{h(note)}</td></tr>'
         )

@@ -7,7 +7,7 @@ import html
 from collections.abc import Sequence
 from typing import Optional
 
-WIDTH, HEIGHT = 640, 170
+WIDTH, HEIGHT = 440, 170
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 26
 
 
@@ -31,12 +31,12 @@ class Frame:
     def py(self, value: float) -> float:
         return self.height - BOTTOM - (value - self.y[0]) / (self.y[1] - self.y[0]) * (self.height - TOP - BOTTOM)
 
-    def axes(self, x_label: str, x_texts: bool = True) -> None:
+    def axes(self, x_label: str, x_texts: bool = True, whole: bool = False) -> None:
         floor = self.height - BOTTOM
         self.parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{floor}H{WIDTH - RIGHT}"/>')
-        for share in (0.0, 0.5, 1.0):
+        for share in (0.0, 1.0) if whole else (0.0, 0.5, 1.0):
             value = self.y[0] + share * (self.y[1] - self.y[0])
-            self.text(LEFT - 5, self.py(value) + 4, shown(value), "end")
+            self.text(LEFT - 5, self.py(value) + 4, f"{value:.0f}" if whole else shown(value), "end")
         if x_texts:
             self.text(LEFT, self.height - 10, shown(self.x[0]), "start")
             self.text(WIDTH - RIGHT, self.height - 10, shown(self.x[1]), "end")
@@ -59,23 +59,31 @@ def trace(points: Sequence[tuple[float, float]], x_label: str, label: str, heigh
         (min(x for x, _ in points), max(x for x, _ in points)), (0.0, max(y for _, y in points) * 1.05), height
     )
     frame.axes(x_label)
-    path = "L".join(f"{frame.px(x):.0f} {frame.py(y):.1f}" for x, y in points)
-    frame.parts.append(f'<path class="trace" d="M{path}"/>')
+    frame.parts.append(f'<path class="trace" transform="scale(.25)" d="{_path(frame, points)}"/>')
     if len(points) <= 30:
         frame.parts += [f'<circle class="dot" cx="{frame.px(x):.0f}" cy="{frame.py(y):.1f}" r="3"/>' for x, y in points]
     return frame.svg(label)
+
+
+def _path(frame: Frame, points: Sequence[tuple[float, float]]) -> str:
+    """Quarter units and steps from one point to the next: a page with hundreds of these has to stay small."""
+    spots = [(round(frame.px(x) * 4), round(frame.py(y) * 4)) for x, y in points]
+    steps = [f"{x1 - x0}{y1 - y0:+d}" for (x0, y0), (x1, y1) in zip(spots, spots[1:])]
+    return f"M{spots[0][0]} {spots[0][1]}" + ("l" + " ".join(steps) if steps else "")
 
 
 def histogram(values: Sequence[float], x_label: str, label: str) -> str:
     """How often each size of value came; few values get few bars."""
     low, high = min(values), max(values)
     count = max(5, min(24, round(len(values) ** 0.5 * 2)))
-    step = (high - low) / count or max(abs(high) * 0.01, 1e-9)
+    if high - low < abs(high) * 1e-6:
+        count, low, high = 1, low - abs(high) * 0.01, high + abs(high) * 0.01 + 1e-9
+    step = (high - low) / count
     bins = [0] * count
     for value in values:
         bins[min(count - 1, int((value - low) / step))] += 1
     frame = Frame((low, low + step * count), (0.0, float(max(bins))))
-    frame.axes(x_label)
+    frame.axes(x_label, whole=True)
     for place, size in enumerate(bins):
         if size:
             left, right = frame.px(low + place * step), frame.px(low + (place + 1) * step)
