@@ -7,9 +7,11 @@ Between AnsibleModule and the logic of tensorless_image.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _image
+from ansible_collections.tensorless.fleet.plugins.module_utils._progress import progress_writer
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import (
     Runtime,
@@ -19,8 +21,13 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import (
 from ansible_collections.tensorless.fleet.plugins.module_utils._server_entry import installed, runner
 
 
+def say(report: Callable[[dict[str, Any]], None], text: str) -> None:
+    report({"stage": "pull", "file": "the engine image", "bytes": 0, "size": 0, "note": text})
+
+
 def run_module(module: Any) -> None:
     params = module.params
+    report, close = progress_writer(params["progress_file"])
     result: dict[str, Any] = {"image": params["image"], "runtime": params["runtime"], "pulled": False, "notes": []}
     try:
         image = _image.check_reference(params["image"])
@@ -40,13 +47,21 @@ def run_module(module: Any) -> None:
             runtime = Runtime(result["runtime"], run)
             if params["state"] == "present":
                 done = _image.present(
-                    image, runtime, run, params["retries"], time.sleep, lambda _line: None, module.check_mode
+                    image,
+                    runtime,
+                    run,
+                    params["retries"],
+                    time.sleep,
+                    lambda text: say(report, text),
+                    module.check_mode,
                 )
             else:
                 done = _image.absent(image, runtime, run, module.check_mode)
     except (Refusal, RuntimeUnavailable) as exc:
         module.fail_json(msg=str(exc), rc=getattr(exc, "rc", 1), **result)
         return
+    finally:
+        close()
     result.update(changed=done.changed, pulled=done.pulled, id=done.id, labels=done.labels, actions=done.actions)
     if module._diff:
         result["diff"] = {"before": "", "after": "".join(f"{line}\n" for line in done.actions)}

@@ -186,8 +186,8 @@ def shared_files_gone(host: HostSeen, where: Places) -> list[Action]:
     """After the last server has gone: the template and the launcher go too."""
     actions = [Action("remove_file", f"remove {path}", path=path) for path in host.leftovers]
     if host.unit_text is not None:
+        # no reload: systemd forgets a template by itself once its instances are gone
         actions.append(Action("remove_file", f"remove {where.unit}", path=where.unit))
-        actions.append(Action("reload_units", "systemctl daemon-reload"))
     if host.launcher_text is not None:
         actions.append(Action("remove_file", f"remove {where.launcher}", path=where.launcher))
     return actions

@@ -36,7 +36,7 @@ class Tools:
     user: str = ""
     health_timeout: float = 1200
     drain_timeout: float = 60
-    progress: Callable[[str], None] = lambda line: None
+    progress: Callable[[str, str], None] = lambda what, note: None
     get: health.Get = health.http_get
 
 
@@ -166,9 +166,6 @@ def start_unit(instance: str, document: Mapping[str, Any], tools: Tools) -> None
     rc, _out, err = tools.run(state.systemctl(tools.where, "start", unit))
     if rc != 0:
         raise Failed(instance, f"could not start the container: {last_line(err)}", _log(instance, tools))
-    tools.progress(
-        f"waiting for {document['health_url']} while the model loads (up to {health.span(tools.health_timeout)})"
-    )
 
 
 def _log(instance: str, tools: Tools) -> list[str]:
@@ -187,7 +184,9 @@ def prove(document: Mapping[str, Any], known_pid: Optional[int], tools: Tools) -
             watched.ended,
             tools.clock,
             tools.get,
-            lambda line: tools.progress(f"{document['model']}: {line}"),
+            lambda seconds, seen: tools.progress(
+                str(document["model"]), f"{health.phase(seen)}, {health.span(seconds)}"
+            ),
             lambda: _listening(document, tools),
         )
     except Exited as exc:
@@ -289,7 +288,8 @@ def drain(document: Mapping[str, Any], tools: Tools) -> Optional[int]:
         if not busy or tools.clock.monotonic() >= until:
             return busy
         if not told:
-            tools.progress(f"waiting up to {health.span(tools.drain_timeout)} for {busy} answer(s) to end")
+            what = f"up to {health.span(tools.drain_timeout)} for {busy} answer(s) to end before the stop"
+            tools.progress(str(document.get("model")), f"waiting {what}")
             told = True
         tools.clock.sleep(1)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_files as files
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_module as work
+from ansible_collections.tensorless.fleet.plugins.module_utils._progress import progress_writer
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RUNTIMES, Run, RuntimeUnavailable
 from ansible_collections.tensorless.fleet.plugins.module_utils._server_apply import Tools
@@ -47,6 +48,7 @@ def installed(module: Any, wanted: str = "auto") -> list[str]:
 def run_module(module: Any) -> None:
     params = module.params
     scope = params["scope"]
+    report, close = progress_writer(params["progress_file"])
     account = pwd.getpwuid(os.getuid())
     tools = Tools(
         run=runner(module, scope),
@@ -55,6 +57,7 @@ def run_module(module: Any) -> None:
         user=account.pw_name,
         health_timeout=params["health_timeout"],
         drain_timeout=params["drain_timeout"],
+        progress=lambda what, note: report({"stage": "load", "file": what, "bytes": 0, "size": 0, "note": note}),
     )
     try:
         if scope == "system" and os.getuid() != 0:
@@ -70,6 +73,8 @@ def run_module(module: Any) -> None:
             rc=1, servers=[], actions=[], notes=[], looked_in=[],
         )  # fmt: skip
         return
+    finally:
+        close()
     for text in outcome.warnings:
         module.warn(text)
     result = {
@@ -103,18 +108,18 @@ def _work(module: Any, params: dict[str, Any], tools: Tools) -> work.Outcome:
 
 def targets(params: dict[str, Any], tools: Tools) -> dict[str, str]:
     """The instances to stop, with the names of their containers."""
-    known = files.instance_names(tools.where)
-    if params["all"]:
-        chosen = known
-    elif params["name"]:
-        suffixed = re.compile(rf"{re.escape(params['name'])}-[0-9a-f]{{8}}")
-        chosen = [name for name in known if suffixed.fullmatch(name)]
-        if params["name"] in known or not chosen:
-            chosen.insert(0, params["name"])
-    else:
-        return {str(plan["instance"]): str(plan["container_name"]) for plan in params["plans"]}
     found = {}
-    for name in chosen:
-        _state, document = files.read_document(tools.where.document(name))
-        found[name] = str(document["container_name"]) if document else name
+    models = {str(plan.get("model")) for plan in params["plans"]}
+    suffixed = re.compile(rf"{re.escape(params['name'] or '')}-[0-9a-f]{{8}}")
+    for instance in files.instance_names(tools.where):
+        _state, document = files.read_document(tools.where.document(instance))
+        chosen = params["all"] or (document is not None and document.get("model") in models)
+        if params["name"]:
+            chosen = instance == params["name"] or bool(suffixed.fullmatch(instance))
+        if chosen:
+            found[instance] = str(document["container_name"]) if document else instance
+    for plan in params["plans"]:
+        found.setdefault(str(plan["instance"]), str(plan["container_name"]))
+    if params["name"] and not found:
+        found[params["name"]] = params["name"]
     return found

@@ -127,7 +127,7 @@ def launcher_text() -> str:
 
 DOCUMENT_KEYS = (
     "runtime", "container_name", "exec", "plan_hash", "image", "cards", "model", "alias", "host", "port", "endpoint",
-    "health_url", "context", "api_key_file",
+    "health_url", "context", "api_key_file", "untuned_label",
 )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def partial_files(where: Places) -> list[str]:
 
 def write_text(path: str, text: str, mode: int) -> None:
     """Whole or not at all: a crash or a full disk leaves the earlier file."""
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    make_folders(os.path.dirname(path))
     partial = f"{path}{PARTIAL}"
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
@@ -200,6 +200,15 @@ def write_text(path: str, text: str, mode: int) -> None:
             os.unlink(partial)
         raise
     _sync_folder(os.path.dirname(path))
+
+
+def make_folders(folder: str) -> None:
+    """Missing folders, readable by all whatever the umask is."""
+    if folder and not os.path.isdir(folder):
+        make_folders(os.path.dirname(folder))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+            os.chmod(folder, 0o755)
 
 
 def _sync_folder(folder: str) -> None:

@@ -16,7 +16,6 @@ from typing import Any, Optional, Protocol
 
 PROBE_TIMEOUT = 3.0
 POLL_SECONDS = 1.0
-QUIET_SECONDS = 30.0  # a load shorter than this says nothing on its way
 BROKEN_FORWARD_SECONDS = 60.0
 
 Get = Callable[[str], "tuple[int, bytes]"]
@@ -150,7 +149,7 @@ def wait_ready(
     alive: Callable[[], Optional[str]],
     clock: Clock,
     get: Get = http_get,
-    progress: Callable[[str], None] = lambda line: None,
+    progress: Callable[[float, Health], None] = lambda seconds, health: None,
     listening: Callable[[], bool] = lambda: False,
 ) -> Ready:
     """Polls once a second until the server is ready.
@@ -159,7 +158,6 @@ def wait_ready(
     inside its container. Only a good answer counts; whatever else comes means that it is not there yet.
     """
     begun = clock.monotonic()
-    told = begun
     polls = 0
     dropped_since: Optional[float] = None
     while True:
@@ -182,9 +180,7 @@ def wait_ready(
             )
         if now - begun >= limit:
             raise NotReady(f"the server was not ready after {span(limit)}, so it was stopped ({health.detail})")
-        if now - told >= QUIET_SECONDS:
-            told = now
-            progress(f"still loading ({span(now - begun)}): {phase(health)}")
+        progress(now - begun, health)
         clock.sleep(POLL_SECONDS)
 
 

@@ -158,7 +158,7 @@ def stop(
         jobs.append(Job(instance, seen.document or {"container_name": name}, actions, seen))
     last = gone and not set(files.instance_names(tools.where)) - set(targets)
     host_actions = planner.shared_files_gone(host, tools.where) if last else []
-    _record(outcome, host_actions, jobs)
+    _record(outcome, [], jobs, host_actions)
     outcome.servers = [_stopped_server(job, gone) for job in jobs]
     if check_mode:
         return outcome
@@ -182,8 +182,8 @@ def _stopped_server(job: Job, gone: bool) -> dict[str, Any]:
     return server
 
 
-def _record(outcome: Outcome, host_actions: Sequence[Action], jobs: Sequence[Job]) -> None:
-    every = [*host_actions, *(action for job in jobs for action in job.actions)]
+def _record(outcome: Outcome, host_actions: Sequence[Action], jobs: Sequence[Job], last: Sequence[Action] = ()) -> None:
+    every = [*host_actions, *(action for job in jobs for action in job.actions), *last]
     outcome.actions = [action.line() for action in every]
     outcome.changed = bool(every)
 
@@ -197,6 +197,8 @@ def _server(job: Job, condition: str) -> dict[str, Any]:
         "runtime": document.get("runtime"),
         "container_name": document.get("container_name"),
         "plan_hash": document.get("plan_hash"),
+        "image": document.get("image"),
+        "model_path": (document.get("model_file") or {}).get("blob"),
         "endpoint": document.get("endpoint"),
         "cards": document.get("cards") or [],
         "actions": [action.text for action in job.actions],

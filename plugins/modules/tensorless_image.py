@@ -30,6 +30,11 @@ options:
     type: str
     choices: [present, absent]
     default: present
+  progress_file:
+    description:
+      - Where the module keeps its progress on the host while it runs.
+      - Set by the action plugin of the same name, which shows it on the controller.
+    type: path
 attributes:
   check_mode:
     support: full
@@ -101,6 +106,7 @@ def main() -> None:
             "runtime": {"type": "str", "choices": ["auto", "podman", "docker"], "default": "auto"},
             "retries": {"type": "int", "default": 3},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "progress_file": {"type": "path"},
         },
         supports_check_mode=True,
     )

@@ -18,7 +18,7 @@ options:
   plans:
     description:
       - Plans as M(tensorless.fleet.tensorless_recipe) returns them, one for each server.
-      - For O(state=stopped) and O(state=absent) only the names in them are used.
+      - With O(state=stopped) and O(state=absent) every server of their models is meant, on whichever card.
     type: list
     elements: dict
     default: []
@@ -68,6 +68,11 @@ options:
     type: str
     choices: [system, user]
     default: system
+  progress_file:
+    description:
+      - Where the module keeps its progress on the host while it runs.
+      - Set by the action plugin of the same name, which shows it on the controller.
+    type: path
 attributes:
   check_mode:
     support: full
@@ -126,6 +131,12 @@ servers:
       type: str
     plan_hash:
       description: Hash over the effective inputs of the plan, 64 hexadecimal digits.
+      type: str
+    image:
+      description: The engine image, by digest; null for a server without a data file.
+      type: str
+    model_path:
+      description: The model file on the host; null for a server without a data file.
       type: str
     endpoint:
       description: Address of the server on this host.
@@ -200,6 +211,7 @@ def main() -> None:
             "health_timeout": {"type": "int", "default": 1200},
             "drain_timeout": {"type": "int", "default": 60},
             "scope": {"type": "str", "choices": ["system", "user"], "default": "system"},
+            "progress_file": {"type": "path"},
         },
         mutually_exclusive=[("plans", "name", "all")],
         supports_check_mode=True,

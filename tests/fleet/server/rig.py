@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host of its own for the tests of tensorless_server, with runtimes, cards, image and model; Ansible runs the module."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import tomllib
+from ansible_collections.tensorless.fleet.plugins.module_utils._cards import Gpu, Gpus
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan import plan_model
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice, HostFacts
+from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Recipe
+
+from tests.fleet import cards, wheels
+from tests.fleet.fleet import RECIPES
+from tests.fleet.hosts import LABEL, SSH_USER, Host, ssh_options
+from tests.fleet.machine import podman
+
+CACHE = "/var/lib/tensorless/hub"
+CARDS = [cards.p100(0xC1, "3B"), cards.p100(0xC2, "AF")]
+PACKAGES = {
+    "podman": "podman crun netavark aardvark-dns iptables catatonit uidmap",
+    "docker": "docker.io iptables",
+}
+TOOLKIT = "1.18.2"
+
+
+@dataclasses.dataclass
+class Rig:
+    """One prepared host. `runtime` is the one that plans are made for."""
+
+    host: Host
+    runtime: str
+
+    def sh(self, script: str, check: bool = True) -> str:
+        return self.host.sh(script, check=check)
+
+    def plan(self, **choice: Any) -> dict[str, Any]:
+        return self.plans(**choice)[0]
+
+    def plans(self, recipe: dict[str, Any] | None = None, **choice: Any) -> list[dict[str, Any]]:
+        data = recipe or tomllib.loads(next(RECIPES.glob("*/*/p100.toml")).read_text())
+        gpus = [
+            Gpu(
+                index=i,
+                uuid=c["uuid"],
+                name=c["name"],
+                compute_capability=c["compute_cap"],
+                memory_mib=c["memory_mib"],
+                driver=cards.DRIVER,
+            )
+            for i, c in enumerate(CARDS)
+        ]
+        facts = HostFacts(gpus=Gpus(cards=tuple(gpus)), cpu_count=1, runtimes=("podman", "docker"))
+        chosen = {"runtime": self.runtime, "gpu": "0", "service": True, **choice}
+        loaded = Recipe(path="test.toml", data=data)
+        return plan_model([loaded], facts, Choice(cache=CACHE, **chosen)).plans
+
+    def module(self, name: str, /, check: bool = False, fail: bool = False, **options: Any) -> dict[str, Any]:
+        """Runs a module of the collection on the host, over ssh and sudo, and returns its result."""
+        with tempfile.TemporaryDirectory() as folder:
+            return self._play(pathlib.Path(folder), name, check, fail, options)
+
+    def _play(
+        self, folder: pathlib.Path, name: str, check: bool, fail: bool, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        (folder / "options.json").write_text(json.dumps(options))
+        (folder / "play.yml").write_text(
+            json.dumps(
+                [
+                    {
+                        "hosts": "all",
+                        "gather_facts": False,
+                        "become": True,
+                        "tasks": [
+                            {
+                                f"tensorless.fleet.{name}": "{{ lookup('file', 'options.json') | from_json }}",
+                                "register": "done",
+                                "ignore_errors": True,
+                            },
+                            {
+                                "ansible.builtin.copy": {
+                                    "content": "{{ done | to_json }}",
+                                    "dest": f"{folder}/result.json",
+                                    "mode": "0600",
+                                },
+                                "delegate_to": "localhost",
+                                "become": False,
+                                "check_mode": False,
+                                "vars": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable},
+                            },
+                        ],
+                    }
+                ]
+            )
+        )
+        (folder / "inventory.json").write_text(
+            json.dumps(
+                {
+                    "all": {
+                        "hosts": {
+                            self.host.name: {
+                                "ansible_host": self.host.ip,
+                                "ansible_user": SSH_USER,
+                                "ansible_ssh_common_args": " ".join(ssh_options()),
+                                "ansible_python_interpreter": "/usr/bin/python3",
+                            }
+                        }
+                    }
+                }
+            )
+        )
+        argv = [
+            f"{os.path.dirname(sys.executable)}/ansible-playbook", "-i", f"{folder}/inventory.json",
+            f"{folder}/play.yml", *(["--check"] if check else []), "--diff",
+        ]  # fmt: skip
+        env = {
+            **os.environ,
+            "ANSIBLE_PIPELINING": "1",
+            "ANSIBLE_INJECT_FACT_VARS": "false",
+            "ANSIBLE_ALLOW_BROKEN_CONDITIONALS": "false",
+            "INJECTED_SECRET": "env-of-the-controller",
+        }
+        done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
+        result = folder / "result.json"
+        assert result.exists(), done.stdout + done.stderr
+        data: dict[str, Any] = json.loads(result.read_text())
+        data["playbook_output"] = done.stdout + done.stderr
+        assert bool(data.get("failed")) == fail, json.dumps(data, indent=1) + done.stdout + done.stderr
+        return data
+
+    def serve(self, *plans: dict[str, Any], **options: Any) -> dict[str, Any]:
+        return self.module("tensorless_server", plans=list(plans), **options)
+
+    def unit(self, instance: str, *properties: str) -> dict[str, str]:
+        names = ",".join(properties or ("ActiveState", "SubState", "NRestarts", "Result", "MainPID"))
+        out = self.sh(f"systemctl show -p {names} tensorless@{instance}.service")
+        return dict(line.partition("=")[::2] for line in out.splitlines())
+
+    def container(self, name: str, runtime: str = "") -> dict[str, Any] | None:
+        out = self.host.exec(runtime or self.runtime, "container", "inspect", name, check=False).stdout
+        found = json.loads(out or "[]")
+        return found[0] if found else None
+
+    def clean(self) -> None:
+        """Nothing of any earlier test: neither units nor containers."""
+        self.module("tensorless_server", all=True, state="absent")
+        for runtime in self.installed():
+            self.sh(f"{runtime} ps -aq | xargs -r {runtime} rm -f", check=False)
+        self.sh("systemctl reset-failed", check=False)
+
+    def installed(self) -> list[str]:
+        return [r for r in ("podman", "docker") if self.host.exec("which", r, check=False).returncode == 0]
+
+
+def image() -> str:
+    return str(tomllib.loads(next(RECIPES.glob("*/*/p100.toml")).read_text())["engine"]["image"])
+
+
+def prepare(name: str, suite: str, ip: str, runtimes: list[str]) -> Rig:
+    """The host with everything that the earlier roles would have brought; quick when it is there already."""
+    host = Host(name, suite, ip, network=f"{LABEL}-{ip.split('.')[2]}")
+    host.start()
+    if host.exec("test", "-e", "/root/prepared", check=False).returncode != 0:
+        packages = " ".join(PACKAGES[runtime] for runtime in runtimes)
+        host.sh(
+            "export DEBIAN_FRONTEND=noninteractive; apt-get update -q && "
+            f"apt-get install -y -q --no-install-recommends curl procps {packages}"
+        )
+        cards.build()
+        cards.install(host, CARDS)
+        _toolkit(host, runtimes)
+        _model(host)
+        for runtime in runtimes:
+            host.exec(runtime, "pull", image())
+        host.sh("touch /root/prepared")
+    return Rig(host, runtimes[0])
+
+
+def _toolkit(host: Host, runtimes: list[str]) -> None:
+    host.sh("mkdir -p /root/toolkit")
+    for deb in sorted((cards.REPOSITORIES / "toolkit").glob(f"*_{TOOLKIT}-1_amd64.deb")):
+        podman("cp", str(deb), f"{host.name}:/root/toolkit/{deb.name}")
+    host.sh("dpkg -i /root/toolkit/*.deb && rm -r /root/toolkit && mkdir -p /etc/cdi")
+    host.sh("nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
+    if "docker" in runtimes:
+        host.sh("systemctl restart docker")
+
+
+def _model(host: Host) -> None:
+    data = tomllib.loads(next(RECIPES.glob("*/*/p100.toml")).read_text())["model"]
+    folder = f"{CACHE}/models--{data['hf_repo'].replace('/', '--')}/blobs"
+    host.sh(f"mkdir -p {folder}")
+    podman("cp", str(wheels.model_file()), f"{host.name}:{folder}/{data['sha256']}")
+    host.sh(f"chmod 644 {folder}/*")
