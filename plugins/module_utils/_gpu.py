@@ -14,6 +14,7 @@ from typing import Any, Optional
 from ansible_collections.tensorless.fleet.plugins.module_utils import _gpu_bus as bus
 from ansible_collections.tensorless.fleet.plugins.module_utils import _gpu_cells as cells
 from ansible_collections.tensorless.fleet.plugins.module_utils import _gpu_log, _gpu_xml
+from ansible_collections.tensorless.fleet.plugins.module_utils._driver import verdict
 from ansible_collections.tensorless.fleet.plugins.module_utils._host import TIMED_OUT, Files, Run
 
 # A card without a process reports a few MiB at most; more means that somebody is on it, and then it is asked who.
@@ -191,7 +192,7 @@ def _diagnose(facts: dict[str, Any], run: Run) -> Optional[str]:
     if problem is None and loaded is not None and loaded > 580 and _pascal(facts):
         problem = {
             "cause": "branch_too_new",
-            "message": f"the loaded driver {facts['loaded_version']} is newer than the R580 branch, the last for Pascal",
+            "message": f"the loaded driver {facts['loaded_version']} is newer than R580, the last branch for Pascal",
             "fix": "install a driver of the R580 branch and reboot",
         }
     facts["problem"] = problem
@@ -289,17 +290,13 @@ def _keep_rows(facts: dict[str, Any], answer: Answer) -> None:
     facts["reasons"] += [f"card {card['index']}: {why}" for card in facts["cards"] for why in card["reasons"]]
 
 
-def read_gpus(
+def _read(
     run: Run,
     program: Optional[str] = "nvidia-smi",
     files: Optional[Files] = None,
     processes: str = "auto",
     limit: float = 30.0,
 ) -> dict[str, Any]:
-    """The facts. `run` has a time limit of its own (status 124 when it was reached); `program` None: not installed.
-
-    processes: auto asks for them only when a card has memory in use, which spares a second start; yes and no say it.
-    """
     files = files or Files()
     facts = _empty(files)
     if program is None:
@@ -315,7 +312,7 @@ def read_gpus(
     rc, text, fields = _ask(run, program)
     seconds = round(time.monotonic() - started, 3)
     if rc == 127:
-        return read_gpus(run, None, files)
+        return _read(run, None, files)
     answer = Answer(rc, text, fields)
     message = "" if answer.rows and rc == 0 else _first_line(text)
     facts["nvidia_smi"] = {
@@ -354,4 +351,21 @@ def read_gpus(
             facts["reasons"].append(str(exc))
     facts["state"] = "degraded" if facts["reasons"] else "ok"
     facts["healthy"] = not facts["reasons"]
+    return facts
+
+
+def read_gpus(
+    run: Run,
+    program: Optional[str] = "nvidia-smi",
+    files: Optional[Files] = None,
+    processes: str = "auto",
+    limit: float = 30.0,
+) -> dict[str, Any]:
+    """The facts. `run` has a time limit of its own (status 124 when it was reached); `program` None: not installed.
+
+    processes: auto asks for them only when a card has memory in use, which spares a second start; yes and no say it.
+    """
+    facts = _read(run, program, files, processes, limit)
+    facts["driver_message"] = verdict(facts)
+    facts["driver_ok"] = facts["driver_message"] is None
     return facts

@@ -139,7 +139,7 @@ class Cells:
 
 
 def pci_id(text: str) -> Optional[str]:
-    """A bus id as the kernel writes it (0000:3b:00.0), from a domain of 4 to 8 digits in either case; None for others."""
+    """A bus id as the kernel writes it (0000:3b:00.0), from a domain of 4 to 8 digits, else None."""
     found = _BUS.match(text.strip())
     if found is None:
         return None

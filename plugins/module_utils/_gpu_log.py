@@ -13,10 +13,10 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._host import Run
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})(?:\.\d)?\): (\d+)", re.ASCII)
 _OFF_BUS = re.compile(
-    r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)[^:]*?(?:: GPU)? has fallen off the bus"
+    r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)"
+    r"(?:: GPU| \(PCI ID: [0-9a-f:]+\) installed in this system) has fallen off the bus"
 )
 _LEGACY = re.compile(r"supported through the NVIDIA (\d+)\.xx Legacy drivers")
-# The card's bus id stands right before; greedy matching over a joined log would find another card's.
 _AER = re.compile(
     r"(?:pcieport|nvidia) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): (?:AER: )?PCIe Bus Error: severity=(\w[\w -]*)"
 )
@@ -37,12 +37,6 @@ XID_MEANING = {
     79: "the card has fallen off the bus",
 }
 HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79})
-
-
-def joined(text: str) -> str:
-    """The log with the driver's wrapped lines put together, one space where a break was."""
-    flat = re.sub(r"\s*\n\s*NVRM:\s+(?![A-Z]\w*\s*\()", " ", text)
-    return re.sub(r"[ \t]+", " ", flat)
 
 
 def driver_problem(text: str) -> Optional[dict[str, str]]:
@@ -101,7 +95,7 @@ def driver_problem(text: str) -> Optional[dict[str, str]]:
 
 
 def faults(text: str) -> list[dict[str, Any]]:
-    """Hardware trouble in the log: {pci_id, kind: xid|bus_loss|aer, xid, text}, each distinct one once, with its count."""
+    """Hardware trouble in the log: {pci_id, kind: xid|bus_loss|aer, xid, text}, each once, with its count."""
     flat = re.sub(r"\s*\n\s*(?:NVRM:)?\s*", " ", text)
     flat = re.sub(r"\s+", " ", flat.replace("NVRM: ", ""))
     seen: dict[tuple[str, str, int], dict[str, Any]] = {}
@@ -115,8 +109,7 @@ def faults(text: str) -> list[dict[str, Any]]:
     for match in _XID.finditer(text):
         number = int(match.group(2))
         add(match.group(1), "xid", number, f"Xid {number}: {XID_MEANING.get(number, 'see the list of Xid errors')}")
-    pattern = r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)(?:: GPU| \(PCI ID: [0-9a-f:]+\) installed in this system)"
-    for match in re.finditer(pattern + r" has fallen off the bus", flat):
+    for match in _OFF_BUS.finditer(flat):
         add(match.group(1), "bus_loss", 0, "the card has fallen off the bus")
     for match in _AER.finditer(text):
         if "orrect" in match.group(2) and not match.group(2).lower().startswith("uncorrect"):

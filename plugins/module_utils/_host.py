@@ -55,7 +55,7 @@ class Files:
 
 
 def bounded(run: Run, seconds: float) -> Run:
-    """A runner whose commands end after `seconds` at the latest, children too: status 124 then, with what was printed."""
+    """A runner whose commands end after `seconds` at the latest, children too: status 124 then."""
 
     def call(argv: Sequence[str]) -> tuple[int, str, str]:
         with tempfile.TemporaryDirectory(prefix="tensorless-") as folder:

@@ -105,6 +105,14 @@ ansible_facts:
           description: Whether the installed libraries do not fit the loaded module.
           type: bool
           returned: always
+        driver_ok:
+          description: Whether this driver may serve the cards (loaded, from 525 to 580, proprietary for Pascal).
+          type: bool
+          returned: always
+        driver_message:
+          description: What is wrong with the driver and what to do, or null.
+          type: str
+          returned: always
         problem:
           description: Why the driver drives no card (C(cause), C(message), C(fix)), or null.
           type: dict
@@ -131,8 +139,9 @@ ansible_facts:
           returned: always
         pci_cards:
           description:
-            - NVIDIA cards on the PCI bus, driver or not. Each has C(pci_id), C(device_id), C(class), C(driver) (C(nvidia),
-              C(nouveau), C(vfio-pci) or null), C(link_width), C(link_speed), C(lost) and C(compute_capability) where known.
+            - NVIDIA cards on the PCI bus, driver or not. Each has C(pci_id), C(device_id), C(class), C(driver)
+              (C(nvidia), C(nouveau), C(vfio-pci) or null), C(link_width), C(link_speed), C(lost) and
+              C(compute_capability) where known.
           type: list
           elements: dict
           returned: always
