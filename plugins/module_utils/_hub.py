@@ -200,17 +200,18 @@ class Resolver:
 
     def source(self, worse_than: int = -1) -> Source:
         """The present address; a new one when the present has (nearly) ended or is generation WORSE_THAN."""
+        asked = time.monotonic()
         with self._lock:
             now = self._source
             ended = now is not None and now.renew_at is not None and now.renew_at < self._clock()
             if now is not None and now.generation > worse_than and not ended:
                 return now
-            if self._failed is not None and self._clock() - self._failed[0] < 1.0:
-                raise self._failed[1]  # one question for all parts that wait here, not one each
+            if self._failed is not None and self._failed[0] > asked:
+                raise self._failed[1]  # one question for all parts that waited here, not one each
             try:
                 now = self._ask(0 if now is None else now.generation + 1)
             except (TransportError, BlobError) as error:
-                self._failed = (self._clock(), error)
+                self._failed = (time.monotonic(), error)
                 raise
             self._source = now
             return now

@@ -543,7 +543,8 @@ class _Handler(BaseHTTPRequestHandler):
                     step = stall - position
                     if step <= 0:
                         self.hub.wait(fault.stall_seconds)
-                        break
+                        stall = None
+                        continue
                 plain = stream is not None and fault.flip_at is None
                 if plain and stream is not None:
                     sent = os.sendfile(self.connection.fileno(), stream.fileno(), position, step)
