@@ -146,7 +146,7 @@ BAD: dict[str, list[Any]] = {
     "model__size_bytes": [-1, 2**63],
     "model__license": ["", " ", "a\nb"],
     "card__id": ["", "P100", "p 100", "p/100", "p100\n"],
-    "card__compute_capability": ["", "6", "6.", ".0", "6.0.0", "sm60", "6.0 ", "٦.٠"],
+    "card__compute_capability": ["", "6", "6.", ".0", "6.0.0", "sm60", "6.0 ", "\u0666.\u0660"],
     "card__min_memory_mib": [0, -1, 2**63],
     "card__min_driver": ["", "latest", "525.", ".525", "525.60.x", "v525", "525 ", "1" * 10],
     "card__title": ["a\nb"],
