@@ -45,7 +45,7 @@ class LocalTools:
     follow: Callable[[str, str], Follower]
     say: Callable[[str], None]
     installed: Sequence[str]
-    clock: Clock = time  # type: ignore[assignment]
+    clock: Clock = time
     get: health.Get = health.http_get
     bind: check.Bind = check.bind
 
@@ -84,7 +84,7 @@ def serve(plan: Mapping[str, Any], tools: LocalTools, detach: bool, limit: float
     for missing in (check.image_missing(plan, tools.run), check.model_missing(plan)):
         if missing:
             raise Refusal(missing)
-    if name in containers(name, tools, [runtime]):
+    if containers(name, tools, [runtime]):
         Runtime(runtime, tools.run).remove(name)
     tools.say(f"starting {name} ({runtime}, GPU {plan['gpu']})")
     rc, out, err = tools.run(list(plan["command"]))
@@ -100,11 +100,13 @@ def serve(plan: Mapping[str, Any], tools: LocalTools, detach: bool, limit: float
             str(plan["health_url"]), limit, _ended(runtime, name, tools), tools.clock, tools.get, _Teller(tools.say)
         )
     except Exited as exc:
-        _show(log, tools)
+        if detach:  # in the foreground its lines have been on the screen as they came
+            _show(log, tools)
         cause = health.likely_cause(log.tail(LOG_LINES))
         raise Refusal(f"the server exited before it was ready{f': {cause}' if cause else ''}") from exc
     except NotReady as exc:
-        _show(log, tools)
+        if detach:
+            _show(log, tools)
         stop(name, [runtime], tools)
         raise Refusal(str(exc)) from exc
     except KeyboardInterrupt:
@@ -187,7 +189,7 @@ def stop(name: str, runtimes: Sequence[str], tools: LocalTools, dry_run: bool = 
         return Stopped(tuple(runtimes), (), commands)
     for runtime in running:
         rc, out, err = Runtime(runtime, tools.run).stop(name)
-        if rc != 0 and name in containers(name, tools, [runtime]):
+        if rc != 0 and containers(name, tools, [runtime]):
             raise Refusal(f"could not stop {name} in {runtime}: {last_line(err) or last_line(out)}")
     tools.say(f"stopped {name}" if running else f"{name} is not running")
     return Stopped(tuple(runtimes), tuple(running), commands)
