@@ -7,23 +7,26 @@ started as the plan prints it; it is gone after a reboot, as documented.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from tensorless_fleet import _show
 from tensorless_fleet._usage import Options
 
-Say = Callable[[str], None]
+Run = Callable[[Sequence[str]], tuple[int, str, str]]
 
 
-class Ended(BaseException):
+class Ended(KeyboardInterrupt):
     """SIGTERM or SIGHUP, which end a command as Ctrl-C does."""
 
 
@@ -40,13 +43,13 @@ def answer(options: Options) -> int:
     }[options.command]
     with endings():
         try:
-            return work(options)
-        except (KeyboardInterrupt, Ended):
+            return int(work(options))
+        except KeyboardInterrupt:
             sys.stderr.write("tensorless: interrupted\n")
             return 130
 
 
-@contextmanager
+@contextlib.contextmanager
 def endings() -> Iterator[None]:
     """SIGTERM and SIGHUP raise, so that whatever is at work is left in order."""
 
@@ -109,14 +112,12 @@ def pull_image(plan: dict[str, Any]) -> None:
     from ansible_collections.tensorless.fleet.plugins.module_utils import _image
     from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import Runtime
 
-    quiet = _show.command_runner()
+    quiet: Run = _show.command_runner()
 
     def run(argv: Sequence[str]) -> tuple[int, str, str]:
         if list(argv[1:2]) != ["pull"]:
             return quiet(argv)
         say(f"pulling the engine image {argv[-1]}")
-        import subprocess
-
         return subprocess.run(list(argv), stdin=subprocess.DEVNULL, check=False).returncode, "", ""
 
     _image.present(plan["image"], Runtime(plan["runtime"], run), run, 2, time.sleep, lambda _text: None, False)
@@ -204,8 +205,170 @@ def bench(options: Options) -> int:
     return 0
 
 
+# --- serve, run, stop -------------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """The log of one container, from its start to its end, and the status it ended with.
+
+    Two processes of the container tool, ``logs -f`` and ``wait``, in a session of their own: Ctrl-C is for this
+    command, which then stops the server and so ends them too.
+    """
+
+    def __init__(self, runtime: str, name: str, shown: bool) -> None:
+        self._lines: collections.deque[str] = collections.deque(maxlen=400)
+        self._shown = shown
+        self._log = subprocess.Popen(
+            [runtime, "logs", "-f", name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._wait = subprocess.Popen(
+            [runtime, "wait", name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._thread = threading.Thread(target=self._read, name="tensorless-log", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        from tensorless_fleet._play import clean_lines
+
+        if self._log.stdout is None:
+            return
+        for raw in self._log.stdout:
+            line = clean_lines(raw.decode(errors="replace").rstrip("\r\n"))
+            self._lines.append(line)
+            if self._shown:
+                with contextlib.suppress(BrokenPipeError, ValueError):
+                    say(line)
+
+    def tail(self, lines: int) -> list[str]:
+        """The last lines; waits a moment for those that are still on their way from a container that has ended."""
+        self._thread.join(1.0 if self._log.poll() is None else 5.0)
+        return list(self._lines)[-lines:]
+
+    def ended(self) -> int | None:
+        """Blocks until the container has ended; its exit status where the tool told it."""
+        out, _err = self._wait.communicate()
+        self._thread.join(5.0)
+        text = out.decode(errors="replace").strip().split("\n")[-1]
+        return int(text) if text.isdigit() else None
+
+    def close(self) -> None:
+        """Ends both processes."""
+        for process in (self._log, self._wait):
+            if process.poll() is None:
+                process.terminate()
+        for process in (self._log, self._wait):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+        self._thread.join(2.0)
+        for process in (self._log, self._wait):
+            if process.stdout is not None and not self._thread.is_alive():
+                process.stdout.close()
+
+
+class _Kept:
+    """A follower that outlives the wait for readiness: ``close`` is left to the one who made it."""
+
+    def __init__(self, follower: Follower) -> None:
+        self.tail = follower.tail
+
+    def close(self) -> None:
+        return None
+
+
 def serve(options: Options) -> int:
+    """``serve`` and ``run``: starts the container as the plan prints it; follows it unless --detach is given."""
+    from ansible_collections.tensorless.fleet.plugins.module_utils import _server_local as local
+
+    plan = planned(options)
+    followers: list[Follower] = []
+
+    def follow(runtime: str, name: str) -> _Kept:
+        followers.append(Follower(runtime, name, shown=not options.detach))
+        return _Kept(followers[-1])
+
+    tools = local.LocalTools(run=_show.command_runner(None), follow=follow, say=say, installed=installed(), clock=time)
+    local.check_free(plan, tools)
+    announce(plan)
+    if options.command == "run":
+        fetch(plan)
+        plan = planned(options)  # image and file are here now, and may say more about the plan
+    try:
+        local.serve(plan, tools, options.detach)
+        if options.detach:
+            return 0
+        say("Ctrl-C stops the server.")
+        return _attend(plan, followers[-1], tools)
+    finally:
+        for follower in followers:
+            follower.close()
+
+
+def _attend(plan: dict[str, Any], follower: Follower, tools: Any) -> int:
+    """The foreground: until the server ends, or the user ends it."""
+    from ansible_collections.tensorless.fleet.plugins.module_utils import _server_local as local
+
+    name, runtime = plan["container_name"], plan["runtime"]
+    try:
+        status = follower.ended()
+    except KeyboardInterrupt:
+        # A second Ctrl-C must not leave the server behind: it is stopped first.
+        with contextlib.suppress(KeyboardInterrupt):
+            local.interrupted(runtime, name, tools)
+        raise
+    if status in (0, 143):
+        say(f"{name} was stopped")
+        return 0
+    what = "ended" if status is None else f"ended with status {status}"
+    whisper(f"tensorless: the server {what}; its last lines are above. 'tensorless doctor' checks this machine")
+    return 1
+
+
+def installed() -> list[str]:
+    """The container tools of this machine."""
+    return [name for name in ("podman", "docker") if shutil.which(name)]
+
+
+def stop(options: Options) -> int:
+    """``stop``: in every installed runtime, or the named one."""
+    from ansible_collections.tensorless.fleet.plugins.module_utils import _server_local as local
+
+    plan = _show.plan_here(options)
+    tools = local.LocalTools(
+        run=_show.command_runner(None), follow=lambda runtime, name: Follower(runtime, name, False), say=say,
+        installed=installed(),
+    )  # fmt: skip
+    local.stop(plan["container_name"], _show.runtimes_to_ask(options), tools)
+    return 0
+
+
+def gguf_check(options: Options) -> int:
+    """``gguf-check``: a file's or an address's GGUF header."""
+    from ansible_collections.tensorless.fleet.plugins.module_utils._gguf_check import check_target
+
+    finding = check_target(options.operand or "", os.environ, os.environ.get("HF_TOKEN") or None)
+    if options.json:
+        _show.print_json(
+            {
+                "target": finding.target,
+                "size_bytes": finding.size,
+                "pn": finding.header.pn,
+                "tensors": len(finding.header.tensors),
+                "faults": finding.faults,
+            }
+        )
+    else:
+        for line in finding.lines():
+            say(line)
+    return 1 if finding.faults else 0
+
+
+def doctor(options: Options) -> int:
     raise NotImplementedError
-
-
-stop = doctor = gguf_check = serve

@@ -33,15 +33,15 @@ def catalog_of(options: Options) -> _recipe.Catalog:
     return catalog
 
 
-def command_runner() -> Any:
-    """A callable that runs one command: (argv) -> (code, stdout, stderr)."""
+def command_runner(limit: float | None = 120) -> Any:
+    """A callable that runs one command for at most ``limit`` seconds: (argv) -> (code, stdout, stderr)."""
     import subprocess
 
     def run(argv: Sequence[str]) -> tuple[int, str, str]:
         try:
-            done = subprocess.run(list(argv), capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=120)
+            done = subprocess.run(list(argv), capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=limit)
         except subprocess.TimeoutExpired:
-            return 124, "", f"{argv[0]} did not answer within 120 s"
+            return 124, "", f"{argv[0]} did not answer within {limit:g} s"
         except OSError as error:
             return 127, "", f"{argv[0]}: {error.strerror}"
         return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")

@@ -42,9 +42,12 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except Exception as error:
         from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
+        from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RuntimeUnavailable
 
         if isinstance(error, Refusal):
             return _refuse(error.message, error.rc)
+        if isinstance(error, RuntimeUnavailable):
+            return _refuse(str(error), 1)
         return _broken(error)
 
 

@@ -16,11 +16,6 @@ from tensorless_fleet import _usage, cli
 
 PN3 = "iamMrDuncan/Qwen3.8-27B-PN3-GGUF"
 Q3FLOOR = "iamMrDuncan/Qwen3.8-27B-UD-IQ3_XXS-Q3Floor-GGUF"
-SMI = """#!/bin/sh
-case "$*" in
-*index*) echo '0, GPU-11111111-2222-3333-4444-555555555555, Tesla P100-PCIE-16GB, 6.0, 16384, 580.105.08' ;;
-esac
-"""
 
 
 @pytest.fixture
