@@ -34,6 +34,7 @@ class Collector:
         self.plays = 0
         self.empty_plays = 0
         self.running: dict[str, str] = {}  # host -> step at work
+        self.here: str | None = None  # why a step on the controller itself (the report) failed
 
     def host(self, name: str) -> HostResult:
         return self.result.hosts.setdefault(name, HostResult(name))
@@ -47,6 +48,9 @@ class Collector:
         data = event.get("event_data") or {}
         step = clean(str(data.get("task") or ""))
         host = data.get("host")
+        if host and data.get("play_pattern") == "localhost":
+            self._on_controller(name, step, data)
+            return
         if name == "playbook_on_play_start":
             self.plays += 1
             self.say("play", text=clean(str(data.get("name") or "")))
@@ -62,9 +66,16 @@ class Collector:
             self._progress(str(host), step, name, data)
         elif name in ("verbose", "warning", "error", "system_warning", "deprecated"):
             self._line(clean(str(event.get("stdout") or "")))
-        elif name == "playbook_on_stats":
-            for host_name in data.get("processed") or {}:
-                self._raise_to(self.host(str(host_name)), "ok")
+
+    def _on_controller(self, name: str, step: str, data: Mapping[str, Any]) -> None:
+        """Steps of plays on the controller belong to no host of the fleet."""
+        raw = data.get("res")
+        answer: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+        if name == "runner_on_ok":
+            self._learn(HostResult("localhost"), action_of(data), answer)
+        elif name in ("runner_on_failed", "runner_on_unreachable") and not data.get("ignore_errors"):
+            self.here = f"{step}: {reason_of(answer)}"
+            self.say("line", text=self.here)
 
     def _raise_to(self, host: HostResult, state: HostState) -> None:
         if WORST[state] > WORST[host.state]:
@@ -92,14 +103,14 @@ class Collector:
                 text = clean(str(answer.get("msg") or ""))
         else:
             self._raise_to(host, "ok")
-        self._learn(host, str(data.get("resolved_action") or data.get("task_action") or ""), answer)
+        self._learn(host, action_of(data), answer)
         self.say(kind, name, step, text)
 
     def _progress(self, name: str, step: str, event: str, data: Mapping[str, Any]) -> None:
         raw = data.get("res")
         answer: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
         if event in ("runner_item_on_ok", "runner_item_on_failed"):
-            self._learn(self.host(name), str(data.get("resolved_action") or data.get("task_action") or ""), answer)
+            self._learn(self.host(name), action_of(data), answer)
         text = progress_of(answer)
         if text:
             self.say("progress", name, step, text)
@@ -155,6 +166,11 @@ class Collector:
                     host.state = "interrupted"
                     host.reason = f"stopped after '{host.step}'; run the command again, it goes on from there"
         return self.result
+
+
+def action_of(data: Mapping[str, Any]) -> str:
+    """The full name of the module or action that an event is about."""
+    return str(data.get("resolved_action") or data.get("task_action") or "")
 
 
 def reason_of(answer: Mapping[str, Any]) -> str:

@@ -28,6 +28,8 @@ PLAYBOOKS = {
 # `run` goes from bare to serving; measuring and reporting are commands of their own.
 PHASES = {"run": ("driver", "runtime", "cdi", "plan", "image", "model", "server")}
 
+ENDS_HERE = ("bench", "report")  # their last play writes the report on this machine
+
 _LIVE: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
@@ -81,6 +83,8 @@ class Run:
         result = self._collector.result
         if result.interrupted:
             return Interrupted(f"{result.command} was interrupted; {summary(result)}", result)
+        if self._collector.here:
+            return PlayError(self._collector.here)
         if not result.hosts:
             return no_host(self._play.lines, self._collector, self._job, code)
         if result.failed:
@@ -256,7 +260,7 @@ class Fleet:
             command=command,
             playbook=f"{_collection.NAME}.{playbook}",
             inventory=self.inventory,
-            limit=options.get("hosts"),
+            limit=limit_for(command, options.get("hosts")),
             values=chosen,
             secrets={} if self._hf_token is None else {"tensorless_hf_token": self._hf_token},
             tags=tags or PHASES.get(command, ()),
@@ -408,6 +412,11 @@ def server_values(model: str | None, options: ServerOptions) -> dict[str, Any]:
     return values
 
 
+def limit_for(command: str, hosts: str | None) -> str | None:
+    """The pattern for ``--limit``: commands that end on the controller need it in the pattern as well."""
+    return f"{hosts},localhost" if hosts and command in ENDS_HERE else hosts
+
+
 def check_inventory(entries: Sequence[str]) -> None:
     """Refuses an inventory that is not there or cannot be read, before Ansible starts."""
     if not entries:
@@ -453,6 +462,10 @@ def no_host(lines: Sequence[str], collector: Collector, job: PlayJob, code: int)
             "--graph shows whether Ansible can read it"
         )
     if code == 0 and (collector.empty_plays or not collector.plays):
+        if job.limit:
+            return InventoryError(
+                f'no host of the group gpu in {names} matches "{clean(job.limit.removesuffix(",localhost"))}"'
+            )
         return InventoryError(
             f"the inventory {names} has no host in the group gpu; put the hosts with cards into a group named gpu"
         )
