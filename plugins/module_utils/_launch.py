@@ -34,9 +34,14 @@ def call(*argv: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def say(text: str) -> None:
+    sys.stdout.write(f"tensorless: {text}\n")
+    sys.stdout.flush()
+
+
 def refuse(text: str) -> NoReturn:
-    print(f"tensorless: {text}", flush=True)
-    sys.exit(REFUSED)
+    say(text)
+    raise SystemExit(REFUSED)
 
 
 def read(path: str) -> dict[str, Any]:
@@ -93,7 +98,7 @@ def clear(runtime: str, name: str, record: dict[str, Any]) -> None:
     pid = int(state.get("Pid") or 0)
     born = birth(pid)
     if state.get("Running"):
-        print(f"tensorless: stopping {name}, which outlived its service", flush=True)
+        say(f"stopping {name}, which outlived its service")
         call(runtime, "stop", "-t", str(GRACE), name)
     call(runtime, "rm", "-f", name)
     if born and birth(pid) == born:  # the process outlived its monitor: it still holds the card
@@ -144,14 +149,14 @@ def settle(data: dict[str, Any]) -> None:
     runtime, name = data["runtime"], data["container_name"]
     killed = os.environ.get("EXIT_CODE") == "exited" and os.environ.get("EXIT_STATUS") == str(KILLED)
     if killed and not stop_was_asked(runtime, name):
-        print("tensorless: the server was killed and nobody had asked for a stop", flush=True)
+        say("the server was killed and nobody had asked for a stop")
         failed = True
     else:
         failed = False
     record = container(data)
     if record is not None and ours(record):
         clear(runtime, name, record)
-    sys.exit(1 if failed else 0)
+    raise SystemExit(1 if failed else 0)
 
 
 def main() -> None:

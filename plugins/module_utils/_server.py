@@ -140,7 +140,11 @@ def _running(seen: Seen) -> Optional[Container]:
 
 
 def _unit_runtime(seen: Seen) -> Optional[str]:
-    return str(seen.document.get("runtime")) if seen.document else None
+    """Where the unit's container runs: as the data file says, or, where that is lost, the only one of ours that runs."""
+    if seen.document:
+        return str(seen.document.get("runtime"))
+    alive = [c.runtime for c in seen.containers.values() if c.running and c.ours]
+    return alive[0] if seen.unit.busy and len(alive) == 1 else None
 
 
 def stopped(instance: str, name: str, seen: Seen) -> list[Action]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from ansible_collections.tensorless.fleet.plugins.module_utils import _server_cards as cards
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_check as check
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_files as files
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_health as health
@@ -38,6 +39,7 @@ class Tools:
     drain_timeout: float = 60
     progress: Callable[[str, str], None] = lambda what, note: None
     get: health.Get = health.http_get
+    cards: Optional[Callable[[], Mapping[str, Any]]] = None  # reads the cards; None where that is not wanted
 
 
 class Failed(Exception):
@@ -71,6 +73,7 @@ class Job:
     seen: Seen
     undone: list[str] = field(default_factory=list)
     answers_cut: Optional[int] = 0
+    memory_before: dict[str, int] = field(default_factory=dict)  # of the cards, just before the start
 
     @property
     def starts(self) -> bool:
@@ -119,6 +122,7 @@ def apply_all(jobs: Sequence[Job], tools: Tools) -> list[Failed]:
     for job in waiting:
         try:
             prove(job.document, job.seen.unit.main_pid if not job.starts else None, tools)
+            _prove_placed(job, tools)
             _remember(job, tools)
         except Failed as failure:
             failures.append(_go_back(job, failure, tools) if job.starts else failure)
@@ -151,6 +155,8 @@ def _apply(action: Action, job: Job, tools: Tools) -> None:
         taken = check.port_taken(str(document["host"]), int(document["port"]))
         if taken:
             raise Failed(instance, taken, [])
+        if tools.cards is not None and document.get("cards"):
+            job.memory_before = cards.used_by_card(tools.cards())
         start_unit(instance, document, tools)
 
 
@@ -205,6 +211,21 @@ def prove(document: Mapping[str, Any], known_pid: Optional[int], tools: Tools) -
             [],
         )
     return ready.seconds
+
+
+def _prove_placed(job: Job, tools: Tools) -> None:
+    """The server sits on the card that it was given."""
+    if tools.cards is None or not job.memory_before or job.document.get("offload"):
+        return
+    name = str(job.document["container_name"])
+    container = Runtime(str(job.document["runtime"]), tools.run).inspect([name]).get(name)
+    if container is None:
+        return
+    family = cards.descendants(container.pid, cards.parents())
+    wanted = [str(card["uuid"]) for card in job.document["cards"]]
+    complaint = cards.misplaced(wanted, job.memory_before, tools.cards(), family)
+    if complaint:
+        raise Failed(job.instance, complaint, _log(job.instance, tools))
 
 
 class _Watched:

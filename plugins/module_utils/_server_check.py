@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
+from ansible_collections.tensorless.fleet.plugins.module_utils import _gguf, _plan_rules
 from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import Run, Runtime
 
 Bind = Callable[[str, int], None]
@@ -25,6 +26,19 @@ def image_missing(plan: Mapping[str, Any], run: Run) -> Optional[str]:
         f"the engine image is not pulled: {plan['image']} is not in {plan['runtime']}; "
         f"run: tensorless pull {plan['model']}"
     )
+
+
+def pn_off_the_card(plan: Mapping[str, Any], run: Run) -> Optional[str]:
+    """The refusal of options that would compute PN weights on a processor that this image is not exact on."""
+    if not plan.get("offload"):
+        return None
+    try:
+        pn = "yes" if _gguf.describe(str(plan["download"]["blob"]))["pn"] else "no"
+    except (OSError, ValueError):
+        return None
+    found = Runtime(str(plan["runtime"]), run).image(str(plan["image"])) or {}
+    labels = (found.get("Config") or {}).get("Labels") or found.get("Labels") or {}
+    return _plan_rules.pn_refusal(plan["offload"], pn, labels)
 
 
 def model_missing(plan: Mapping[str, Any]) -> Optional[str]:

@@ -19,6 +19,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._progress import 
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RUNTIMES, Run, RuntimeUnavailable
 from ansible_collections.tensorless.fleet.plugins.module_utils._server_apply import Tools
+from ansible_collections.tensorless.fleet.plugins.module_utils._server_cards import read as read_cards
 
 
 def runner(module: Any, scope: str = "system") -> Run:
@@ -57,6 +58,7 @@ def run_module(module: Any) -> None:
         user=account.pw_name,
         health_timeout=params["health_timeout"],
         drain_timeout=params["drain_timeout"],
+        cards=(lambda: read_cards(runner(module))) if module.get_bin_path("nvidia-smi") else None,
         progress=lambda what, note: report({"stage": "load", "file": what, "bytes": 0, "size": 0, "note": note}),
     )
     try:

@@ -28,7 +28,8 @@ TEMPLATE = """\
 [Unit]
 Description=tensorless model server %i
 Wants=network-online.target
-After=network-online.target docker.service nvidia-persistenced.service nvidia-cdi-refresh.service
+After=network-online.target docker.service nvidia-persistenced.service
+After=tensorless-cdi.service nvidia-cdi-refresh.service
 StartLimitIntervalSec=3600
 StartLimitBurst=6
 
@@ -127,7 +128,7 @@ def launcher_text() -> str:
 
 DOCUMENT_KEYS = (
     "runtime", "container_name", "exec", "plan_hash", "image", "cards", "model", "alias", "host", "port", "endpoint",
-    "health_url", "context", "api_key_file", "untuned_label",
+    "health_url", "context", "api_key_file", "offload", "untuned_label",
 )  # fmt: skip
 
 

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from ansible_collections.tensorless.fleet.plugins.module_utils import _lease
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server as planner
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_apply as applier
+from ansible_collections.tensorless.fleet.plugins.module_utils import _server_cards as cards
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_check as check
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_files as files
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_state as state
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
-from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RUNTIMES, RuntimeUnavailable
+from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RUNTIMES
 from ansible_collections.tensorless.fleet.plugins.module_utils._server import Action
 from ansible_collections.tensorless.fleet.plugins.module_utils._server_apply import Failed, Job, Tools
 from ansible_collections.tensorless.fleet.plugins.module_utils._server_state import HostSeen
@@ -76,6 +78,7 @@ def start(
         jobs.append(Job(seen.instance, files.document(plan), actions, seen))
     for plan, job in zip(plans, jobs):
         _prerequisites(plan, job, host, tools, check_mode, outcome)
+    _check_cards([pair for pair in zip(plans, jobs) if pair[1].starts], tools)
     _record(outcome, host_actions, jobs)
     if check_mode:
         outcome.servers = [_server(job, "would be started" if job.starts else "started") for job in jobs]
@@ -119,20 +122,43 @@ def _prerequisites(
         return
     complaints = [missing_model]
     if plan["runtime"] in host.runtimes and plan["runtime"] not in host.unavailable:
-        try:
-            complaints.append(check.image_missing(plan, tools.run))
-        except RuntimeUnavailable as exc:
-            complaints.append(str(exc))
+        complaints += [check.image_missing(plan, tools.run)]
+        if not any(complaints):
+            complaints += [check.pn_off_the_card(plan, tools.run)]
     for complaint in filter(None, complaints):
         if not check_mode:
             raise Refusal(complaint)
         outcome.notes.append(f"not yet: {complaint}")
     before = job.seen.document
-    own_port = job.seen.unit.busy and before is not None and before.get("port") == plan["port"]
-    if not own_port:
+    ours_runs = any(c.running and c.ours for c in job.seen.containers.values())
+    # A port that our own server holds is free once that has stopped; then it is looked at again.
+    if not (ours_runs and (before is None or before.get("port") == plan["port"])):
         taken = check.port_taken(str(plan["host"]), int(plan["port"]))
         if taken:
             raise Refusal(taken)
+
+
+def _check_cards(starting: Sequence[tuple[Mapping[str, Any], Job]], tools: Tools) -> None:
+    """Room for every model on its card, counting what is stopped first, and no measurement that a start would spoil."""
+    if tools.cards is None or not any(plan.get("cards") for plan, _job in starting):
+        return
+    for plan, _job in starting:
+        for card in plan.get("cards") or []:
+            holder = _lease.read(str(card["uuid"]))
+            if holder is not None:
+                raise Refusal(
+                    f"{card['uuid']} is being measured by {holder.get('owner')} ({holder.get('purpose')}); starting a "
+                    "server would spoil that; wait until it ends, then run again"
+                )
+    facts = tools.cards()
+    parents = cards.parents()
+    stopping = {c.pid for _plan, job in starting for c in job.seen.containers.values() if c.running and c.ours}
+    freed = frozenset(pid for main in stopping for pid in cards.descendants(main, parents))
+    promised: dict[str, int] = {}
+    for plan, _job in starting:
+        complaint = cards.too_full(plan, facts, freed, promised)
+        if complaint:
+            raise Refusal(complaint)
 
 
 def stop(

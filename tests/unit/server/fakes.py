@@ -253,7 +253,7 @@ class FakeHost:
             self.units[unit] = {"ActiveState": "activating", "SubState": "auto-restart", "NRestarts": "1",
                                 "Result": "exit-code", "ExecMainStatus": str(rc)}  # fmt: skip
             return 0, "", ""
-        self.units[unit] = {"ActiveState": "active", "SubState": "running", "MainPID": "1", "NRestarts": "0"}
+        self.units[unit] = {"ActiveState": "active", "SubState": "running", "MainPID": "4999999", "NRestarts": "0"}
         return 0, "", ""
 
     def changes(self) -> list[list[str]]:
