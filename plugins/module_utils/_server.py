@@ -140,7 +140,7 @@ def _running(seen: Seen) -> Optional[Container]:
 
 
 def _unit_runtime(seen: Seen) -> Optional[str]:
-    """Where the unit's container runs: as the data file says, or, where that is lost, the only one of ours that runs."""
+    """Where the unit's container runs: as its file says, or, where that is lost, the only one of ours that runs."""
     if seen.document:
         return str(seen.document.get("runtime"))
     alive = [c.runtime for c in seen.containers.values() if c.running and c.ours]

@@ -39,6 +39,7 @@ class Tools:
     drain_timeout: float = 60
     progress: Callable[[str, str], None] = lambda what, note: None
     get: health.Get = health.http_get
+    lives: Callable[[int], bool] = lambda pid: os.path.exists(f"/proc/{pid}")
     cards: Optional[Callable[[], Mapping[str, Any]]] = None  # reads the cards; None where that is not wanted
 
 
@@ -238,7 +239,7 @@ class _Watched:
         self.invocation = ""
 
     def ended(self) -> Optional[str]:
-        if self.pid and os.path.exists(f"/proc/{self.pid}"):
+        if self.pid and self.tools.lives(self.pid):
             return None
         unit = state.read_units(self.tools.run, self.tools.where, [self.instance])[self.instance]
         self.invocation = unit.invocation or self.invocation

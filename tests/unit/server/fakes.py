@@ -103,8 +103,19 @@ class FakeHost:
     # what the code under test gets
 
     def tools(self, **more: Any) -> Tools:
-        options: dict[str, Any] = {"run": self.run, "clock": self.clock, "where": self.where, "get": self.get, **more}
+        options: dict[str, Any] = {
+            "run": self.run,
+            "clock": self.clock,
+            "where": self.where,
+            "get": self.get,
+            "lives": self.lives,
+            **more,
+        }
         return Tools(**options)
+
+    def lives(self, pid: int) -> bool:
+        self.age()
+        return any(state.get("MainPID") == str(pid) for state in self.units.values())
 
     def run(self, argv: Sequence[str]) -> tuple[int, str, str]:
         words = list(argv)
