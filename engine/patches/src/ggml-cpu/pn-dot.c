@@ -7,8 +7,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#if !defined(__AVX2__) || !defined(__F16C__)
+#if !(defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
 static float block_scale(const uint8_t * block) { return pn_half_to_float((uint16_t) (block[0] | block[1] << 8)); }
+#endif
 
 #if defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>

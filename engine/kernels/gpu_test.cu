@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// The PN kernels on a real GPU, without ggml. Build with and without -use_fast_math:
+//   cc -O2 -c engine/pn/c/pn.c -o pn.o
+//   nvcc -std=c++17 -O3 -arch=native -I engine/patches/src/ggml-cuda engine/kernels/gpu_test.cu pn.o -o gpu_test
+//   gpu_test engine/pn/golden.txt      golden vectors, one-hot products, random products against sums in double
+//   gpu_test --bench                   decode products over copy bandwidth, the four shapes of the documented model
+#include "pn-gemv.cuh"
+#include "../pn/c/pn.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#define CK(call) do { const cudaError_t e_ = (call); if (e_ != cudaSuccess) { \
+    printf("%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); exit(2); } } while (0)
+
+static long passed = 0, failed = 0;
+static void check(bool ok, const std::string & what) {
+    ok ? passed++ : failed++;
+    if (!ok) printf("FAILED %s\n", what.c_str());
+}
+
+template <typename T> struct device {
+    T *    p = nullptr;
+    size_t n;
+    explicit device(size_t n) : n(n) { CK(cudaMalloc(&p, std::max<size_t>(n, 1) * sizeof(T))); }
+    device(const std::vector<T> & v) : device(v.size()) { CK(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice)); }
+    device(const device &) = delete;
+    ~device() { cudaFree(p); }
+    std::vector<T> host() const {
+        std::vector<T> v(n);
+        CK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+        return v;
+    }
+};
+
+template <int BITS> __global__ void decode_kernel(const char * w, float * out, int64_t k) {
+    const int64_t i = 2 * ((int64_t) blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < k) {
+        float2 v;
+        pn_dequantize_pair<BITS>(w, i / pn_shape<BITS>::QK, i % pn_shape<BITS>::QK, v);
+        out[i] = v.x, out[i + 1] = v.y;
+    }
+}
+
+struct matrix {
+    int                  nrows, nblk;
+    int64_t              row_bytes;
+    std::vector<uint8_t> data;
+    std::vector<float>   weights;  // decoded, [nrows][K]
+};
+
+template <int BITS>
+static std::vector<float> gemv(const device<uint8_t> & w, const matrix & m, const std::vector<float> & x, int ncols, pn_options options = {}) {
+    device<float> dx(x), prep(pn_workspace<BITS>(m.nblk, ncols)), dy((size_t) m.nrows * ncols);
+    CK(cudaMemset(dy.p, 0xff, dy.n * 4));
+    pn_gemv_run<BITS>(w.p, dx.p, prep.p, dy.p, m.nrows, m.nblk, m.row_bytes, ncols, x.size() / ncols, m.nrows, options, 0);
+    CK(cudaGetLastError());
+    CK(cudaDeviceSynchronize());
+    return dy.host();
+}
+
+static std::mt19937 rng(7);
+
+template <int BITS> static matrix random_matrix(int nrows, int nblk, int pad) {
+    constexpr int QK = pn_shape<BITS>::QK;
+    matrix m { nrows, nblk, (int64_t) nblk * 34 + pad, {}, {} };
+    m.data.resize(nrows * m.row_bytes);
+    m.weights.resize((size_t) nrows * nblk * QK);
+    for (int r = 0; r < nrows; r++) {
+        uint8_t * row = m.data.data() + r * m.row_bytes;
+        for (int64_t i = 0; i < (int64_t) nblk * 34; i++) row[i] = rng();
+        for (int b = 0; b < nblk; b++) {
+            const uint16_t d = 0x2000 + rng() % 0x800 + (rng() & 0x8000);
+            memcpy(row + b * 34, &d, 2);
+            if (BITS == 3) for (int i = 1; i < 17; i++) row[b * 34 + 2 * i + 1] &= 0x7f;
+        }
+        pn_decode(BITS, row, m.weights.data() + (size_t) r * nblk * QK, nblk);
+    }
+    return m;
+}
+
+// Relative to the sum of magnitudes, the worst row.
+template <int BITS> static double error(const matrix & m, const std::vector<float> & x, const std::vector<float> & y, int ncols) {
+    const size_t k = (size_t) m.nblk * pn_shape<BITS>::QK;
+    double       worst = 0;
+    for (int c = 0; c < ncols; c++) for (int r = 0; r < m.nrows; r++) {
+        double sum = 0, size = 1e-30;
+        for (size_t e = 0; e < k; e++) {
+            const double v = (double) m.weights[r * k + e] * x[c * k + e];
+            sum += v, size += fabs(v);
+        }
+        const double off = fabs(sum - y[(size_t) c * m.nrows + r]) / size;
+        worst = std::isfinite(off) ? std::max(worst, off) : 1.0;
+    }
+    return worst;
+}
+
+template <int BITS> static void one_hot(const matrix & m, const std::vector<int> & positions, const std::string & what, pn_options options = {}) {
+    const size_t    k = (size_t) m.nblk * pn_shape<BITS>::QK;
+    device<uint8_t> w(m.data);
+    for (int ncols : { 1, 8 }) {
+        bool same = true;
+        for (size_t p = 0; p + ncols <= positions.size(); p += ncols) {
+            std::vector<float> x(k * ncols, 0.0f);
+            for (int c = 0; c < ncols; c++) x[c * k + positions[p + c]] = 1.0f;
+            const auto y = gemv<BITS>(w, m, x, ncols, options);
+            for (int c = 0; c < ncols; c++) for (int r = 0; r < m.nrows; r++) {
+                same = same && y[(size_t) c * m.nrows + r] == m.weights[r * k + positions[p + c]];
+            }
+        }
+        check(same, what + ", one-hot, " + std::to_string(ncols) + " columns");
+    }
+}
+
+template <int BITS> static void run(const std::vector<std::vector<uint8_t>> & blocks, const std::vector<std::vector<float>> & expected) {
+    constexpr int     QK   = pn_shape<BITS>::QK;
+    const std::string name = "pn" + std::to_string(BITS) + "t ";
+    // Decoding, from a base that is 4-byte aligned and from one that is not.
+    for (int base : { 0, 2 }) {
+        std::vector<uint8_t> all(base);
+        std::vector<float>   want;
+        for (size_t i = 0; i < blocks.size(); i++) {
+            all.insert(all.end(), blocks[i].begin(), blocks[i].end());
+            want.insert(want.end(), expected[i].begin(), expected[i].end());
+        }
+        device<uint8_t> w(all);
+        device<float>   out(want.size());
+        decode_kernel<BITS><<<(want.size() / 2 + 127) / 128, 128>>>((const char *) w.p + base, out.p, want.size());
+        const auto got = out.host();
+        check(memcmp(got.data(), want.data(), want.size() * 4) == 0, name + "decode, base " + std::to_string(base));
+    }
+    // One-hot products return the golden weights: rows of 1 block, and ragged rows of 3 and 5.
+    for (int nblk : { 1, 3, 5 }) {
+        matrix m { (int) blocks.size() / nblk, nblk, nblk * 34, {}, {} };
+        for (int i = 0; i < m.nrows * nblk; i++) {
+            m.data.insert(m.data.end(), blocks[i].begin(), blocks[i].end());
+            m.weights.insert(m.weights.end(), expected[i].begin(), expected[i].end());
+        }
+        std::vector<int> positions(nblk * QK);
+        for (int i = 0; i < nblk * QK; i++) positions[i] = i;
+        one_hot<BITS>(m, positions, name + std::to_string(nblk) + " blocks");
+        one_hot<BITS>(m, positions, name + std::to_string(nblk) + " blocks, reference", { false, true });
+    }
+    // The kernels with the row length compiled in.
+    const std::vector<int> lengths = BITS == 3 ? std::vector<int> { 64 } : std::vector<int> { 80, 96, 272 };
+    double worst = 0;
+    for (int nblk : lengths) {
+        const matrix     m = random_matrix<BITS>(2051, nblk, 0);
+        std::vector<int> positions;
+        for (int i = 0; i < 160; i++) positions.push_back(i < 80 ? i : rng() % (nblk * QK));
+        one_hot<BITS>(m, positions, name + std::to_string(nblk) + " blocks compiled in");
+    }
+    std::normal_distribution<float> normal;
+    for (int nblk : { 1, 2, 7, 64, 80, 96, 100, 272 }) for (int nrows : { 1, 3, 4, 515, 2051 }) for (int pad : { 0, 2, 34 }) {
+        if (nblk > 96 && nrows > 4 && pad) continue;
+        const matrix    m = random_matrix<BITS>(nrows, nblk, pad);
+        device<uint8_t> w(m.data);
+        for (int ncols = 1; ncols <= 8; ncols += nrows > 515 ? 7 : nblk > 7 && nrows > 4 ? 3 : 1) {
+            std::vector<float> x((size_t) ncols * nblk * QK);
+            for (float & v : x) v = normal(rng);
+            const double off = error<BITS>(m, x, gemv<BITS>(w, m, x, ncols), ncols);
+            worst = std::max(worst, off);
+            check(off < 5e-7, name + std::to_string(nblk) + " blocks, " + std::to_string(nrows) + " rows, " + std::to_string(ncols)
+                + " columns: error " + std::to_string(off));
+        }
+        // Outliers: one activation 10,000 times the others.
+        std::vector<float> x((size_t) nblk * QK);
+        for (float & v : x) v = normal(rng);
+        for (size_t i = 0; i < x.size(); i += 97) x[i] *= 1e4f;
+        const double off = error<BITS>(m, x, gemv<BITS>(w, m, x, 1), 1);
+        worst = std::max(worst, off);
+        check(off < 5e-7, name + "outliers: " + std::to_string(off));
+    }
+    printf("%sworst error over sum of magnitudes: %.2g\n", name.c_str(), worst);
+}
+
+static float milliseconds(cudaGraphExec_t graph, cudaStream_t stream) {
+    cudaEvent_t a, b;
+    CK(cudaEventCreate(&a)); CK(cudaEventCreate(&b));
+    std::vector<float> times;
+    for (int i = 0; i < 9; i++) {
+        CK(cudaEventRecord(a, stream));
+        CK(cudaGraphLaunch(graph, stream));
+        CK(cudaEventRecord(b, stream));
+        CK(cudaEventSynchronize(b));
+        float ms;
+        CK(cudaEventElapsedTime(&ms, a, b));
+        times.push_back(ms);
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+// Matrices spread over a pool much larger than the cache, so that each launch reads cold weights.
+template <int BITS> static void bench(int k, int n, double copy) {
+    const int    nblk  = k / pn_shape<BITS>::QK;
+    const size_t bytes = (size_t) n * nblk * 34, count = std::min<size_t>(96, 3000000000ull / bytes);
+    device<uint8_t> pool(bytes * count);
+    CK(cudaMemset(pool.p, 0x12, pool.n));
+    device<float> x(k), prep(pn_workspace<BITS>(nblk, 1) * 4), y((size_t) n * 4);
+    CK(cudaMemset(x.p, 0, x.n * 4));
+    double gbs[2][2];
+    for (int reference = 0; reference < 2; reference++) for (int branches : { 1, 4 }) {
+        cudaStream_t s[4];
+        cudaEvent_t  fork, join[4];
+        for (auto & v : s) CK(cudaStreamCreate(&v));
+        for (auto & v : join) CK(cudaEventCreate(&v));
+        CK(cudaEventCreate(&fork));
+        CK(cudaStreamBeginCapture(s[0], cudaStreamCaptureModeGlobal));
+        CK(cudaEventRecord(fork, s[0]));
+        for (int i = 1; i < branches; i++) CK(cudaStreamWaitEvent(s[i], fork, 0));
+        for (size_t i = 0; i < count; i++) {
+            const int b = i % branches;
+            pn_gemv_run<BITS>(pool.p + i * bytes, x.p, prep.p + prep.n / 4 * b, y.p + (size_t) n * b, n, nblk, nblk * 34, 1, k, n,
+                { !reference, true }, s[b]);
+        }
+        for (int i = 1; i < branches; i++) {
+            CK(cudaEventRecord(join[i], s[i]));
+            CK(cudaStreamWaitEvent(s[0], join[i], 0));
+        }
+        cudaGraph_t     graph;
+        cudaGraphExec_t exec;
+        CK(cudaStreamEndCapture(s[0], &graph));
+        CK(cudaGraphInstantiate(&exec, graph, 0));
+        gbs[reference][branches == 4] = bytes * count / milliseconds(exec, s[0]) / 1e6;
+        CK(cudaGraphExecDestroy(exec));
+        CK(cudaGraphDestroy(graph));
+    }
+    printf("pn%dt K%-5d N%-5d chain %6.0f GB/s %.2f of copy, overlap %6.0f GB/s %.2f of copy; reference kernel %.2f, %.2f\n",
+        BITS, k, n, gbs[0][0], gbs[0][0] / copy, gbs[0][1], gbs[0][1] / copy, gbs[1][0] / copy, gbs[1][1] / copy);
+}
+
+static double copy_bandwidth() {
+    const size_t    n = 2000000000;
+    device<uint8_t> a(n), b(n);
+    CK(cudaMemset(a.p, 1, n));
+    cudaEvent_t t0, t1;
+    CK(cudaEventCreate(&t0)); CK(cudaEventCreate(&t1));
+    std::vector<float> times;
+    for (int i = 0; i < 7; i++) {
+        CK(cudaEventRecord(t0));
+        CK(cudaMemcpyAsync(b.p, a.p, n, cudaMemcpyDeviceToDevice));
+        CK(cudaEventRecord(t1));
+        CK(cudaEventSynchronize(t1));
+        float ms;
+        CK(cudaEventElapsedTime(&ms, t0, t1));
+        times.push_back(ms);
+    }
+    std::sort(times.begin(), times.end());
+    return 2.0 * n / times[3] / 1e6;
+}
+
+int main(int argc, char ** argv) {
+    cudaDeviceProp prop;
+    CK(cudaGetDeviceProperties(&prop, 0));
+    printf("%s, compute capability %d.%d\n", prop.name, prop.major, prop.minor);
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        const double copy = copy_bandwidth();
+        printf("copy %.0f GB/s, read and written\n", copy);
+        bench<3>(5120, 17408, copy); bench<3>(5120, 5120, copy);
+        bench<4>(5120, 17408, copy); bench<4>(5120, 5120, copy); bench<4>(6144, 5120, copy); bench<4>(17408, 5120, copy);
+        return 0;
+    }
+    std::vector<std::vector<uint8_t>> blocks[2];
+    std::vector<std::vector<float>>   weights[2];
+    for (int i = 1; i < argc; i++) {
+        std::ifstream file(argv[i]);
+        std::string   line;
+        while (std::getline(file, line)) {
+            std::istringstream in(line);
+            std::string        kind, bits, block, w;
+            in >> kind >> bits >> block >> w;
+            if (kind != "D") continue;
+            std::vector<uint8_t> b;
+            std::vector<float>   f;
+            for (size_t p = 0; p < block.size(); p += 2) b.push_back((uint8_t) strtoul(block.substr(p, 2).c_str(), 0, 16));
+            for (size_t p = 0; p < w.size(); p += 8) {
+                const uint32_t v = (uint32_t) strtoul(w.substr(p, 8).c_str(), 0, 16);
+                float          x;
+                memcpy(&x, &v, 4);
+                f.push_back(x);
+            }
+            blocks[bits == "4"].push_back(b), weights[bits == "4"].push_back(f);
+        }
+    }
+    printf("%zu and %zu golden blocks\n", blocks[0].size(), blocks[1].size());
+    if (blocks[0].empty() || blocks[1].empty()) return 2;
+    run<3>(blocks[0], weights[0]);
+    run<4>(blocks[1], weights[1]);
+    printf("%ld passed, %ld failed\n", passed, failed);
+    return failed != 0;
+}
