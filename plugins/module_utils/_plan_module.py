@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_paths as paths
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_text as text
+from ansible_collections.tensorless.fleet.plugins.module_utils._gguf import describe
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import read_gpus
 from ansible_collections.tensorless.fleet.plugins.module_utils._host import bounded
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan import plan_model
@@ -87,7 +88,7 @@ def plan_on_host(params: Mapping[str, Any], check_mode: bool, run: Run, find: Fi
     facts = params["gpu_facts"]
     if not facts and choice.card is None:
         facts = read_gpus(bounded(run, NVIDIA_SMI_LIMIT_S), find("nvidia-smi"), processes="no")
-    planned = plan_model(recipes, observe(recipes, choice, facts, run, find, _no_gguf), choice)
+    planned = plan_model(recipes, observe(recipes, choice, facts, run, find, describe), choice)
     return {
         "plan": planned.plans[0],
         "plans": planned.plans,
@@ -108,7 +109,3 @@ def _means(catalog: Catalog, model: str, repo: str) -> bool:
         return resolve(catalog, model)[0][0].repo == repo
     except Refusal:
         return False
-
-
-def _no_gguf(path: str) -> Mapping[str, Any]:
-    raise ValueError(path)

@@ -158,8 +158,10 @@ def gpu_line(plan: Mapping[str, Any]) -> str:
         "skipped": "chosen with --card; GPU detection skipped",
         "unreadable": f"none can be read here ({plan['fits_reason']}); the model's only recipe is shown",
     }.get(plan["detection"])
+    if how is None and plan["detection"] == "matched" and plan["cards"]:
+        how = f"GPU {plan['cards'][0]['index']}: {plan['cards'][0]['name']}"
     if how is None:
-        how = f"{plan['fits']}: {plan['fits_reason']}" if plan["fits"] != "yes" else plan["fits_reason"]
+        how = plan["fits_reason"] if plan["fits"] == "yes" else f"{plan['fits']}: {plan['fits_reason']}"
     return f"{how}; {gets}"
 
 

@@ -259,8 +259,8 @@ def test_nothing_is_skipped_where_nothing_was_looked_at() -> None:
 def test_starting_needs_a_gpu(command: str) -> None:
     error = refuse(host=host(gpus=NO_GPU), command=command)
     assert error.message == (
-        "cannot detect the GPU: nvidia-smi not found. Install the NVIDIA driver, 525.60.13 or newer, up to the R580 branch; "
-        "to only look at a recipe on a machine without the card, pass --card x1"
+        "cannot detect the GPU: nvidia-smi not found. Install the NVIDIA driver, 525.60.13 or newer, up to the R580 "
+        "branch; to only look at a recipe on a machine without the card, pass --card x1"
     )
     assert error.rc == 1
     for rehearsal in ({"dry_run": True}, {"assume_installed": True}):
@@ -456,8 +456,8 @@ def test_layers_of_a_pn_file_stay_on_the_card() -> None:
 def test_what_is_not_known_yet_is_noted(facts: dict[str, Any]) -> None:
     made = plan(host=host(**facts), extra_args=OFF)
     assert made["notes"] == [
-        "-ngl 10 moves layers off the card: refused at the start if the file holds PN weights and the image does not say "
-        "that its CPU path for them is exact"
+        "-ngl 10 moves layers off the card: refused at the start if the file holds PN weights and the image does not "
+        "say that its CPU path for them is exact"
     ]
 
 
