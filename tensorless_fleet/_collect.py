@@ -18,7 +18,7 @@ ENDINGS: dict[str, EventKind] = {
     "runner_on_unreachable": "unreachable",
     "runner_on_skipped": "skipped",
 }
-PROGRESS = ("runner_item_on_ok", "runner_item_on_failed", "runner_retry", "runner_on_async_poll")
+ITEMS = ("runner_item_on_ok", "runner_item_on_failed")
 WORST: dict[HostState, int] = {
     "untouched": 0, "ok": 1, "changed": 2, "interrupted": 3, "failed": 4, "unreachable": 5,
 }  # fmt: skip
@@ -62,8 +62,9 @@ class Collector:
             self.say("step", str(host), step)
         elif name in ENDINGS and host:
             self._ended(str(host), step, ENDINGS[name], data)
-        elif name in PROGRESS and host:
-            self._progress(str(host), step, name, data)
+        elif name in ITEMS and host:
+            raw = data.get("res")
+            self._learn(self.host(str(host)), action_of(data), raw if isinstance(raw, Mapping) else {})
         elif name in ("verbose", "warning", "error", "system_warning", "deprecated"):
             self._line(clean(str(event.get("stdout") or "")))
 
@@ -105,15 +106,6 @@ class Collector:
             self._raise_to(host, "ok")
         self._learn(host, action_of(data), answer)
         self.say(kind, name, step, text)
-
-    def _progress(self, name: str, step: str, event: str, data: Mapping[str, Any]) -> None:
-        raw = data.get("res")
-        answer: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
-        if event in ("runner_item_on_ok", "runner_item_on_failed"):
-            self._learn(self.host(name), action_of(data), answer)
-        text = progress_of(answer)
-        if text:
-            self.say("progress", name, step, text)
 
     def progress(self, report: Mapping[str, Any]) -> None:
         """The figures of a long step: how far a host is."""
@@ -232,15 +224,6 @@ def explain_become(host: str, text: str) -> str:
     if "incorrect sudo password" in low or "incorrect become password" in low:
         return f"sudo on {host} refused the password. Correct --become-password-file or ansible_become_password"
     return text
-
-
-def progress_of(answer: Mapping[str, Any]) -> str:
-    """What a running step says about its progress, if anything."""
-    for key in ("progress", "status_line", "msg"):
-        value = answer.get(key)
-        if isinstance(value, str) and value:
-            return clean(value)
-    return ""
 
 
 def _text(value: Any) -> str | None:

@@ -18,7 +18,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types impor
 
 from tensorless_fleet import _show, _view
 from tensorless_fleet._usage import Options, Usage
-from tensorless_fleet.errors import HostsFailed, Interrupted
+from tensorless_fleet.errors import HostsFailed, Interrupted, PlayError
 from tensorless_fleet.fleet import Fleet, HostKeys, Run, ServerOptions
 from tensorless_fleet.results import Result
 
@@ -57,9 +57,8 @@ def check_usage(options: Options) -> None:
         return
     from ansible_collections.tensorless.fleet.plugins.module_utils import _recipe
 
-    catalog = _show.catalog_of(options)
-    recipes, revision = _recipe.resolve(catalog, options.model)
-    if options.card is not None:
+    recipes, revision = find_model(options)
+    if options.card is not None and recipes:
         _recipe.choose_card(recipes, options.card)
     check_choice(
         Choice(
@@ -78,6 +77,57 @@ def check_usage(options: Options) -> None:
             service=True,
         )
     )
+
+
+def find_model(options: Options) -> tuple[list[Any], str | None]:
+    """The recipes that MODEL means, and its revision. Raises Refusal where no recipe of the fleet has it.
+
+    The built-in recipes (or --recipes) are asked first, then the folders that the inventory names. Where the inventory
+    computes its folder, only the hosts' plan can tell: no recipes, no refusal.
+    """
+    from ansible_collections.tensorless.fleet.plugins.module_utils import _recipe
+    from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
+
+    try:
+        return _recipe.resolve(_show.catalog_of(options), options.model)
+    except Refusal as refusal:
+        if options.recipes or refusal.rc == 2:
+            raise
+        unknown = refusal
+    folders = inventory_values(options, "tensorless_recipes_dir")
+    for folder in sorted(folders):
+        if "{{" in folder or not os.path.isdir(folder):
+            return [], None
+        try:
+            return _recipe.resolve(_recipe.load_directory(folder), options.model)
+        except Refusal as refusal:
+            unknown = refusal
+    raise unknown
+
+
+def inventory_values(options: Options, name: str) -> set[str]:
+    """The texts that a variable has on the hosts of the inventory."""
+    import json
+    import subprocess
+
+    from tensorless_fleet._play import Job, environment
+    from tensorless_fleet._private import Private
+    from tensorless_fleet.fleet import check_inventory
+
+    check_inventory(options.inventory)
+    words = [sys.executable, "-m", "ansible", "inventory", "--list"]
+    for entry in options.inventory:
+        words += ["-i", entry if "," in entry else os.path.abspath(entry)]
+    if options.vault_password_file:
+        words += ["--vault-password-file", options.vault_password_file]
+    with Private() as private:
+        env = environment(Job("inventory", "", options.inventory), private, os.environ)
+        done = subprocess.run(words, env=env, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    try:
+        hosts = json.loads(done.stdout)["_meta"]["hostvars"]
+    except (ValueError, KeyError, TypeError):
+        return set()  # the run itself says what is wrong with the inventory
+    return {str(values[name]) for values in hosts.values() if values.get(name)}
 
 
 def server_options(options: Options) -> ServerOptions:
@@ -147,6 +197,10 @@ def work(run: Run, options: Options, show_result: bool = True) -> Result:
             result = error.result
         except HostsFailed as error:
             result = error.result
+        except PlayError:
+            if show_result and run.so_far.hosts:
+                view.result(run.so_far)
+            raise
     if show_result:
         view.result(result)
     if result.interrupted:
@@ -213,17 +267,42 @@ def grouped_plan(options: Options, result: Result) -> str:
         out.append(f"          missing on: {', '.join(missing) or 'no host'}")
         if options.command == "pull":
             continue
-        commands: dict[str, list[str]] = {}
-        for host, each in users:
-            gpus = ", ".join(f"GPU {card['index']} ({card['uuid']})" for card in each["cards"]) or f"GPU {each['gpu']}"
-            commands.setdefault(_plan_text.command_text(each["command"]), []).append(
-                f"{host}: {gpus}, {each['endpoint']}"
-            )
-        for text, where in commands.items():
-            out += ["", *(f"# {line}" for line in where), text]
+        out += grouped_commands(users)
     for host_result in result.hosts.values():
         for item in host_result.skipped:
             out += ["", f"# {host_result.host}: skipped: {item.get('reason')}"]
         if host_result.reason:
             out += ["", f"# {host_result.host}: {host_result.state.upper()}: {host_result.reason}"]
     return "\n".join(out) + "\n"
+
+
+def grouped_commands(users: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Each different command once with the hosts that run it; card and address stand there where they vary."""
+    groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for host, plan in users:
+        groups.setdefault(_plan_text.command_text(general(plan["command"])), []).append((host, plan))
+    out = []
+    for text, members in groups.items():
+        plans = [plan for _host, plan in members]
+        if len({_plan_text.command_text(plan["command"]) for plan in plans}) == 1:
+            text = _plan_text.command_text(plans[0]["command"])
+        out.append("")
+        for host, plan in members:
+            cards = ", ".join(f"GPU {card['index']} ({card['uuid']})" for card in plan["cards"])
+            out.append(f"# {host}: {cards or 'GPU ' + plan['gpu']}, published on {plan['host']}:{plan['port']}")
+        out += [_plan_text.command_text(plans[0]["pull_command"]), text]
+    return out
+
+
+def general(command: list[str]) -> list[str]:
+    """A command with placeholders for the card and the published address."""
+    words = list(command)
+    for index, word in enumerate(words[:-1]):
+        if word == "--device":
+            words[index + 1] = "nvidia.com/gpu=<GPU>"
+        elif word == "--gpus":
+            words[index + 1] = "device=<GPU>"
+        elif word == "-p":
+            words[index + 1] = "<ADDRESS>:8080"
+            break  # what follows is the image and the server's own arguments
+    return words

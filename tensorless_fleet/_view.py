@@ -56,9 +56,15 @@ class JsonView(View):
 class PlainView(View):
     """One line for what changed, failed or moved on; steps that found all in order stay silent."""
 
+    def __init__(self) -> None:
+        self.play = ""  # said when a host begins in it
+
     def event(self, event: Event) -> None:
-        if event.kind == "play" and event.text:
-            self._write(event.text)
+        if event.kind == "play":
+            self.play = event.text
+        elif event.kind == "step" and self.play:
+            self._write(self.play)
+            self.play = ""
         elif event.kind == "line":
             if event.text.startswith(("[ERROR]", "[WARNING]", "ERROR!")):
                 sys.stderr.write(event.text + "\n")

@@ -98,6 +98,11 @@ class Run:
         """Whether the work has ended."""
         return self._done.is_set()
 
+    @property
+    def so_far(self) -> Result:
+        """What is known by now; after an error of the controller, what the hosts had done."""
+        return self._collector.result
+
     def events(self) -> Iterator[Event]:
         """Every event from the beginning, as it happens, until the work ends. Any number of readers."""
         index = 0
