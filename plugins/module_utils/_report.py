@@ -30,6 +30,7 @@ FIGURES = {
     "memory_mib": "read",
     "index": "read",
     "prompt_tokens": "read",
+    "context": "read",
     "spread_percent": "derived",
 }
 
