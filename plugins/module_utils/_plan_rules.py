@@ -59,7 +59,7 @@ def _check_extra_args(choice: Choice) -> None:
         raise Refusal(f"{choice.command} takes no llama-server arguments (after --)", rc=2)
     for argument in choice.extra_args:
         if schema.breaks_line(argument):
-            raise Refusal("a llama-server argument must not contain a newline or NUL", rc=2)
+            raise Refusal("a llama-server argument must not contain a newline or another control character", rc=2)
         flag = schema.owned_flag(argument)
         if flag:
             raise Refusal(

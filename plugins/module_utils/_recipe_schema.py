@@ -156,13 +156,13 @@ def _args(value: Sequence[Any]) -> Optional[str]:
     if flags:
         return f"must not set {', '.join(flags)}; the launcher sets it"
     if any(map(breaks_line, value)):
-        return "must not contain a newline or NUL"
+        return "must not contain a newline or another control character"
     return None
 
 
 def breaks_line(text: str) -> bool:
-    """Whether a text cannot be one argument of a command line that is shown as one line, or of any program (NUL)."""
-    return "\n" in text or "\0" in text or "\r" in text
+    """Whether a text cannot be one argument of a program (NUL) or of a command that is shown on a terminal as lines."""
+    return has_control(text.replace("\t", " "))
 
 
 def _env(value: dict[str, Any]) -> Optional[str]:
@@ -174,7 +174,7 @@ def _env(value: dict[str, Any]) -> Optional[str]:
         if not isinstance(item, str):
             return f"{name} must be a string, not {kind_of(item)}"
         if breaks_line(item):
-            return f"{name} must not contain a newline or NUL"
+            return f"{name} must not contain a newline or another control character"
     return None
 
 
@@ -220,7 +220,9 @@ _COUNT: dict[str, Any] = {"minimum": 1, "maximum": _LARGEST}
 _SPEEDS: dict[str, Any] = {"additionalProperties": {"type": "number", "minimum": 0}}
 _STRINGS: dict[str, Any] = {"items": {"type": "string"}}
 _NOT_OWNED = "(?!(" + "|".join(re.escape(flag) for flag in OWNED_FLAGS) + ")(=|$))"
-_ARGS: dict[str, Any] = {"items": {"type": "string", "pattern": rf"^{_NOT_OWNED}[^\x00\n\r]*$"}}
+_ARGS: dict[str, Any] = {
+    "items": {"type": "string", "pattern": rf"^{_NOT_OWNED}[^\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]*$"}
+}
 
 TOP: tuple[Key, ...] = (
     Key("schema", int, "The recipe schema: 1.", json={"const": SCHEMA}),
@@ -338,7 +340,7 @@ TABLES: dict[str, tuple[Key, ...]] = {
             required=False,
             json={
                 "propertyNames": {"pattern": f"^{VARIABLE}$", "not": {"const": OWNED_VARIABLE}},
-                "additionalProperties": {"type": "string", "pattern": r"^[^\x00\n\r]*$"},
+                "additionalProperties": {"type": "string", "pattern": f"^{_WORD}$"},
             },
         ),
     ),

@@ -35,7 +35,7 @@ GOOD: dict[str, list[Any]] = {
         ("--temp", "0.7"),
         ("--threads-http", "2"),
         ("-ctk", "f16"),
-        ("k e y",),
+        ("k\te y",),
         ("--chat", '{"a": "$x"}'),
     ],
 }
@@ -51,7 +51,10 @@ BAD: dict[str, tuple[str, list[Any]]] = {
         ["", "-1", "x", "\u00b2", "1\n", "GPU-", "GPU-a b", "00000"],
     ),
     "api_key_file": ("api_key_file must be an absolute path without ':', not ", ["", "key", "/a:b", "/a\n"]),
-    "extra_args": ("a llama-server argument must not contain a newline or NUL", [("a\nb",), ("ok", "\0"), ("\r",)]),
+    "extra_args": (
+        "a llama-server argument must not contain a newline",
+        [(word,) for word in ("a\nb", "\0", "\r", "\x1b[m", "\x9b", "\u2028")],
+    ),
 }
 
 

@@ -172,7 +172,7 @@ BAD: dict[str, list[Any]] = {
     "run__alias": ["", "my model", "a:b", "$(id)", "a\n", "ä"],
     "run__context": [0, -1, 2**63],
     "run__threads_max": [0, -8],
-    "run__args": [["-np", 1], [True], ["a\nb"], ["a\0"], ["a\r"], [["x"]]],
+    "run__args": [["-np", 1], [True], ["a\nb"], ["a\0"], ["a\r"], ["\x1b"], ["\u2029"], [["x"]]],
     "run__env": [
         {"1A": "1"},
         {"A=B": "1"},
