@@ -94,6 +94,8 @@ def write_inventory() -> None:
         P100_C.name: {"tensorless_servers": [{"model": NAME}]},
     }
     inventory = {
+        # The report is written on the controller, which is no member of `gpu`.
+        "all": {"vars": {"tensorless_report_dir": str(STATE / "report")}},
         "gpu": {
             "hosts": {
                 host.name: {"ansible_host": host.ip, "tensorless_runtime": RUNTIME[host.name], **per_host[host.name]}
@@ -106,12 +108,11 @@ def write_inventory() -> None:
                 "ansible_python_interpreter": "/usr/bin/python3",
                 "tensorless_recipes_dir": str(RECIPES),
                 "tensorless_hf_endpoint": services.HUB,
-                "tensorless_report_dir": str(STATE / "report"),
                 "nvidia_cdi_repository_url": f"{services.APT}/toolkit",
                 "nvidia_cdi_repository_key": f"{services.APT}/key.asc",
                 "nvidia_cdi_repository_suite": "./",
             },
-        }
+        },
     }
     INVENTORY.parent.mkdir(parents=True, exist_ok=True)
     INVENTORY.write_text("---\n" + yaml.safe_dump(inventory, sort_keys=False))

@@ -25,6 +25,11 @@ FOLDER = STATE / "services"
 TOKEN = "hf_TestToken000000000000000000000000"
 
 
+def _began(pid: int) -> str:
+    """When a process began, in the kernel's ticks: with its number, that names it."""
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+
+
 @dataclasses.dataclass(frozen=True)
 class Service:
     """A process in the background, known by its pid file."""
@@ -38,11 +43,11 @@ class Service:
         return FOLDER / f"{self.name}.pid"
 
     def pid(self) -> int | None:
+        """The process, unless it has ended; a recycled number began at another time."""
         with contextlib.suppress(OSError, ValueError):
-            pid = int(self._pid_file.read_text())
-            # A recycled number belongs to another command.
-            if self.argv[-1].encode() in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid
+            pid, began = self._pid_file.read_text().split()
+            if _began(int(pid)) == began:
+                return int(pid)
         return None
 
     def answers(self) -> bool:
@@ -64,12 +69,15 @@ class Service:
             process = subprocess.Popen(
                 self.argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
-        self._pid_file.write_text(str(process.pid))
+        self._pid_file.write_text(f"{process.pid} {_began(process.pid)}")
         until = time.monotonic() + 20
         while not self.answers():
             if process.poll() is not None or time.monotonic() > until:
                 raise FleetError(f"{self.name} does not answer at {self.url}: {log.read_text()[-1000:]}")
             time.sleep(0.1)
+        time.sleep(0.2)
+        if process.poll() is not None:
+            raise FleetError(f"something else answers at {self.url}; end it, or choose another machine")
 
     def stop(self) -> None:
         pid = self.pid()
