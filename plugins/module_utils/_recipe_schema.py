@@ -220,9 +220,8 @@ _COUNT: dict[str, Any] = {"minimum": 1, "maximum": _LARGEST}
 _SPEEDS: dict[str, Any] = {"additionalProperties": {"type": "number", "minimum": 0}}
 _STRINGS: dict[str, Any] = {"items": {"type": "string"}}
 _NOT_OWNED = "(?!(" + "|".join(re.escape(flag) for flag in OWNED_FLAGS) + ")(=|$))"
-_ARGS: dict[str, Any] = {
-    "items": {"type": "string", "pattern": rf"^{_NOT_OWNED}[^\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]*$"}
-}
+_WORD = r"[^\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]*"
+_ARGS: dict[str, Any] = {"items": {"type": "string", "pattern": f"^{_NOT_OWNED}{_WORD}$"}}
 
 TOP: tuple[Key, ...] = (
     Key("schema", int, "The recipe schema: 1.", json={"const": SCHEMA}),
