@@ -28,7 +28,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                     "type": "list",
                     "elements": "str",
                     "choices": list(_report_files.FORMATS),
-                    "default": list(_report_files.FORMATS),
+                    "default": list(_report_files.USUAL),
                 },
                 "title": {"type": "str", "default": "Fleet report"},
                 "query": {"type": "str"},

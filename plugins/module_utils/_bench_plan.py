@@ -75,6 +75,15 @@ def read_key(path: str) -> str:
     return keys[0]
 
 
+def said(report: Callable[[dict[str, Any]], None]) -> Callable[[str], None]:
+    """Progress lines as the progress file takes them."""
+
+    def say(line: str) -> None:
+        report({"stage": "measure", "file": "the measurement", "bytes": 0, "size": 0, "note": line})
+
+    return say
+
+
 def act(
     options: Mapping[str, Any],
     run: _witness.Run,

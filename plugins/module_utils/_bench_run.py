@@ -379,6 +379,7 @@ class Bench:
             "samples": len(witness.samples),
             "sampler_lost": witness.lost,
             "not_readable": sorted(witness.reader.refused),
+            "aer_before": aer,
             "aer_growth": {k: v - aer.get(k, 0) for k, v in now.items() if v > aer.get(k, 0)},
             "kernel": _bench_quiet.new_faults(kernel, _bench_quiet.kernel_log(self.run)),
             "bmc": _bench_quiet.bmc(self.run),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
-from ansible_collections.tensorless.fleet.plugins.module_utils._bench import median, quantile
+from ansible_collections.tensorless.fleet.plugins.module_utils._bench import DOCUMENTED_RUN, median, quantile
 from ansible_collections.tensorless.fleet.plugins.module_utils._report_findings import findings, slowness
 
 SCHEMA = "tensorless.fleet-report"
@@ -170,7 +170,8 @@ def _measured(result: Mapping[str, Any], name: Optional[str]) -> dict[str, Any]:
         "prefill_tps": result.get("prefill_tps"),
         "server_decode_tps": result.get("server_decode_tps"),
         "receipt_applies": bool(result.get("receipt_applies")),
-        "runs": [{"decode_tps": r["decode_tps"], "ttft_ms": r["ttft_ms"], "itl_ms": r.get("itl_ms")} for r in runs],
+        "runs": [{key: r.get(key) for key in (*DOCUMENTED_RUN, "itl_ms")} for r in runs],
+        "endpoint": result.get("endpoint"),
         "discarded": [list(r.get("reasons") or []) for r in result.get("discarded") or []],
         "times": middle.get("times"),
         "witness": _witness_digest(middle.get("witness") or {}),

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from ansible_collections.tensorless.fleet.plugins.module_utils._bench import DOCUMENTED, documented
+from ansible_collections.tensorless.fleet.plugins.module_utils._report_text import clean, markdown
 
 ADDRESS = re.compile(
     r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])"  # IPv4
@@ -56,4 +60,38 @@ def redact(document: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = walk(copy.deepcopy(dict(document)))
     # What a watched machine id or slot was, stands in the list of changes.
     out["changes"] = [change for change in out.get("changes") or [] if change.get("field") not in DROPPED]
+    return out
+
+
+def bundle(document: Mapping[str, Any]) -> dict[str, str]:
+    """What a post about a result needs: the benchmark's JSON for each card, the system, and how it was run."""
+    out: dict[str, str] = {}
+    lines = [
+        "# Results for sharing",
+        "",
+        f"tensorless.fleet {clean(document.get('collection_version')) or 'checkout'}",
+        "",
+    ]
+    for number, card in enumerate(document["cards"], 1):
+        if card.get("decode_tps") is None:
+            continue
+        name = f"bench-{number}.json"
+        renamed = {"card": "recipe_card", "median_decode_tps": "decode_tps", "median_ttft_ms": "ttft_ms"}
+        fields = {key: card[renamed.get(key, key)] for key in DOCUMENTED if card.get(renamed.get(key, key)) is not None}
+        out[f"share/{name}"] = json.dumps(documented(fields), indent=1) + "\n"
+        limit = ((card.get("witness") or {}).get("fields") or {}).get("power_limit_w") or {}
+        watts = f"{limit['max']:g} W" if limit else "[N/A]"
+        lines += [
+            f"## {markdown(name)}",
+            "",
+            f"* name, memory.total, driver_version, power.limit: {markdown(card['name'])}, {card['memory_mib']} MiB, "
+            f"{markdown(card['driver_version'])}, {watts}",
+            f"* run with {markdown(card.get('runtime') or 'an unknown runtime')}",
+            f"* {markdown(card.get('untuned_label') or 'tuned: no other context, no extra arguments')}",
+        ]
+        others = ((card.get("witness") or {}).get("other_processes")) or []
+        lines.append(f"* {'another process used' if others else 'nothing else used'} the card meanwhile")
+        lines += [f"* {markdown(item['text'])}" for item in card["findings"]]
+        lines.append("")
+    out["share/README.md"] = "\n".join(lines)
     return out

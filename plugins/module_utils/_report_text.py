@@ -35,7 +35,7 @@ def rate(value: Optional[float]) -> str:
 
 
 def percent(value: Optional[float]) -> str:
-    return "" if value is None else f"{value:+.1f} %"
+    return "" if value is None else f"{round(value, 1) + 0.0:+.1f} %"
 
 
 def short_uuid(uuid: Any) -> str:
@@ -78,7 +78,7 @@ def summary(document: Mapping[str, Any]) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    out = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
+    out = ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * len(head)) + " |"]
     return [*out, *("| " + " | ".join(row) + " |" for row in rows), ""]
 
 

@@ -105,6 +105,11 @@ options:
     description: Where the last result of each card is kept.
     type: path
     default: /var/lib/tensorless/bench
+  progress_file:
+    description:
+      - A file on the host that holds the latest progress while the task runs. The action plugin of this module chooses
+        one itself, and prints what it reads there.
+    type: path
 attributes:
   check_mode:
     support: full
@@ -226,44 +231,48 @@ results:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.tensorless.fleet.plugins.module_utils._bench_plan import act, card_of
+from ansible_collections.tensorless.fleet.plugins.module_utils._bench_plan import act, card_of, said
+from ansible_collections.tensorless.fleet.plugins.module_utils._progress import progress_writer
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 from ansible_collections.tensorless.fleet.plugins.module_utils._witness import tolerant
 
+OPTIONS = {
+    "plan": {"type": "dict"},
+    "model": {"type": "str"},
+    "card": {"type": "str"},
+    "host": {"type": "str"},
+    "port": {"type": "int"},
+    "alias": {"type": "str"},
+    "api_key": {"type": "str", "no_log": True},
+    "api_key_file": {"type": "path"},
+    "card_uuid": {"type": "str"},
+    "receipt_decode_tps": {"type": "float"},
+    "receipt_applies": {"type": "bool"},
+    "untuned_label": {"type": "str"},
+    "image_digest": {"type": "str"},
+    "plan_hash": {"type": "str"},
+    "driver_version": {"type": "str"},
+    "runs": {"type": "int", "default": 3},
+    "tokens": {"type": "int", "default": 256, "no_log": False},
+    "mode": {"type": "str", "choices": ["if_changed", "always", "read"], "default": "if_changed"},
+    "on_busy": {"type": "str", "choices": ["wait", "refuse", "label"], "default": "refuse"},
+    "wait_s": {"type": "float", "default": 120},
+    "pause_s": {"type": "float", "default": 0},
+    "witness_interval_s": {"type": "float", "default": 0.5},
+    "results_dir": {"type": "path", "default": "/var/lib/tensorless/bench"},
+    "progress_file": {"type": "path"},
+}
+
 
 def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            "plan": {"type": "dict"},
-            "model": {"type": "str"},
-            "card": {"type": "str"},
-            "host": {"type": "str"},
-            "port": {"type": "int"},
-            "alias": {"type": "str"},
-            "api_key": {"type": "str", "no_log": True},
-            "api_key_file": {"type": "path"},
-            "card_uuid": {"type": "str"},
-            "receipt_decode_tps": {"type": "float"},
-            "receipt_applies": {"type": "bool"},
-            "untuned_label": {"type": "str"},
-            "image_digest": {"type": "str"},
-            "plan_hash": {"type": "str"},
-            "driver_version": {"type": "str"},
-            "runs": {"type": "int", "default": 3},
-            "tokens": {"type": "int", "default": 256},
-            "mode": {"type": "str", "choices": ["if_changed", "always", "read"], "default": "if_changed"},
-            "on_busy": {"type": "str", "choices": ["wait", "refuse", "label"], "default": "refuse"},
-            "wait_s": {"type": "float", "default": 120},
-            "pause_s": {"type": "float", "default": 0},
-            "witness_interval_s": {"type": "float", "default": 0.5},
-            "results_dir": {"type": "path", "default": "/var/lib/tensorless/bench"},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=OPTIONS, supports_check_mode=True)
+    report, close = progress_writer(module.params["progress_file"])
     try:
-        answer = act(module.params, tolerant(module.run_command), module.check_mode)
+        answer = act(module.params, tolerant(module.run_command), module.check_mode, said(report))
     except (Refusal, OSError) as fault:
         module.fail_json(msg=str(fault), card_uuid=card_of(module.params), rc=getattr(fault, "rc", 1))
+    finally:
+        close()
     for line in answer.get("result", {}).get("warnings", []) if answer["measured"] else []:
         module.warn(line)
     module.exit_json(**answer)

@@ -24,10 +24,13 @@ options:
     type: path
     required: true
   formats:
-    description: What to write. V(log) keeps one dated Markdown file for each state of the fleet, and an index of them.
+    description:
+      - What to write. V(log) keeps one dated Markdown file for each state of the fleet, and an index of them.
+      - V(receipt) writes a receipt for each model, card and engine image, as TOML for the recipe and as Markdown.
+      - V(share) writes what a post about the results needs; use it together with O(share).
     type: list
     elements: str
-    choices: [json, markdown, html, csv, prometheus, log]
+    choices: [json, markdown, html, csv, prometheus, log, receipt, share]
     default: [json, markdown, html, csv, prometheus, log]
   title:
     description: Heading of the report.

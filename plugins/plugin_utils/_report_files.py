@@ -10,11 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from ansible_collections.tensorless.fleet.plugins.module_utils import _report, _report_share, _report_text
+from ansible_collections.tensorless.fleet.plugins.module_utils import (
+    _report,
+    _report_receipt,
+    _report_share,
+    _report_text,
+)
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 from ansible_collections.tensorless.fleet.plugins.plugin_utils import _report_html
 
-FORMATS = ("json", "markdown", "html", "csv", "prometheus", "log")
+FORMATS = ("json", "markdown", "html", "csv", "prometheus", "log", "receipt", "share")
+USUAL = FORMATS[:-2]
 NAMES = {
     "json": "report.json",
     "markdown": "report.md",
@@ -47,13 +53,18 @@ def render(document: Mapping[str, Any], formats: Sequence[str], title: str) -> d
         "csv": lambda: _report_text.to_csv(document),
         "prometheus": lambda: _report_text.to_prometheus(document),
     }
-    return {NAMES[name]: makers[name]() for name in formats if name in makers}
+    files = {NAMES[name]: makers[name]() for name in formats if name in makers}
+    if "receipt" in formats:
+        files.update(_report_receipt.receipts(document))
+    if "share" in formats:
+        files.update(_report_share.bundle(document))
+    return files
 
 
 def write(
     hosts: Sequence[Mapping[str, Any]],
     dest: str,
-    formats: Sequence[str] = FORMATS,
+    formats: Sequence[str] = USUAL,
     title: str = "Fleet report",
     query: Optional[str] = None,
     share: bool = False,

@@ -55,9 +55,8 @@ class Frame:
 
 def trace(points: Sequence[tuple[float, float]], x_label: str, label: str, height: int = 130) -> str:
     """A line through points; one lonely point is a dot."""
-    frame = Frame(
-        (min(x for x, _ in points), max(x for x, _ in points)), (0.0, max(y for _, y in points) * 1.05), height
-    )
+    across, up = [x for x, _y in points], [y for _x, y in points]
+    frame = Frame((min(across), max(across)), (0.0, max(up) * 1.05), height)
     frame.axes(x_label)
     frame.parts.append(f'<path class="trace" transform="scale(.25)" d="{_path(frame, points)}"/>')
     if len(points) <= 30:

@@ -176,9 +176,10 @@ def test_RL_055_a_hanging_driver_does_not_hang_the_measurement() -> None:
 
 def test_RL_055_new_kernel_lines_fail_loud() -> None:
     before = ["[1.0] NVRM: Xid (PCI:0000:3b:00): 31"]
-    log = "[1.0] NVRM: Xid (PCI:0000:3b:00): 31\n[2.0] eth0: link up\n[3.0] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen"
+    new = "[3.0] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen"
+    log = f"{before[0]}\n[2.0] eth0: link up\n{new}"
     after = _bench_quiet.kernel_log(lambda _argv: (0, log, ""))
-    assert _bench_quiet.new_faults(before, after) == ["[3.0] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen"]
+    assert _bench_quiet.new_faults(before, after) == [new]
     assert _bench_quiet.kernel_log(lambda _argv: (1, "", "not permitted")) is None
 
 
