@@ -115,24 +115,87 @@ def birth(pid: int) -> Optional[str]:
         return None
 
 
-def stop_was_asked(runtime: str, name: str) -> bool:
-    """A stop command was given in the last minutes: only the runtime's own event log knows."""
-    wanted = {"podman": "event=stop", "docker": "event=kill"}[runtime]
+def stop_was_asked(data: dict[str, Any]) -> bool:
+    """Somebody gave a stop command: told by docker's event log, and by our own watch over podman, which keeps none."""
+    if data["runtime"] == "podman":
+        return os.path.exists(flag())
     now = int(time.time())
     for _unused in range(6):  # the event may be written a moment after the container is gone
         rc, out, _err = call(
-            runtime, "events", "--since", str(now - GRACE - 60), "--until", str(int(time.time())),
-            "--filter", f"container={name}", "--filter", wanted, "--format", "{{json .}}",
+            "docker", "events", "--since", str(now - GRACE - 60), "--until", str(int(time.time())), "--format",
+            "{{json .}}", "--filter", f"container={data['container_name']}", "--filter", "event=kill",
         )  # fmt: skip
-        if rc == 0 and (out.strip() if runtime == "podman" else '"signal":"15"' in out):
+        if rc == 0 and '"signal":"15"' in out:
             return True
         time.sleep(0.5)
     return False
 
 
+def flag() -> str:
+    """Says that a stop was asked for. systemd takes the folder away when the service has ended."""
+    return os.path.join(os.environ.get("RUNTIME_DIRECTORY", "/run"), "stop-was-asked")
+
+
+def watch(name: str) -> None:
+    """Keeps the one thing that podman forgets: that a container which ends was told to.
+
+    podman says `stopping` from the stop command to the end of the container. It is asked only when its own database has
+    changed, so an idle host does nothing here.
+    """
+    record = None
+    for _unused in range(60):
+        rc, out, _err = call("podman", "container", "inspect", name)
+        record = json.loads(out)[0] if rc == 0 else None
+        if record and record["State"].get("Running"):
+            break
+        time.sleep(1)
+    if not record:
+        return
+    database = os.path.join(record["StaticDir"].split("/overlay-containers/")[0], "libpod")
+    known, again = changed(database), False
+    while True:
+        time.sleep(0.5)
+        if changed(database) == known and not again:
+            continue
+        rc, out, _err = call("podman", "container", "inspect", name)
+        if rc != 0:
+            return
+        if json.loads(out)[0]["State"].get("Status") == "stopping":
+            with open(flag(), "w", encoding="ascii"):
+                return
+        # Asking changes the database too; one more look makes up for what happened meanwhile.
+        known, again = changed(database), not again
+
+
+def changed(folder: str) -> int:
+    """Grows whenever a file of the folder is written."""
+    newest = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError):
+                newest = max(newest, entry.stat().st_mtime_ns)
+    return newest
+
+
+def watch_beside(name: str) -> None:
+    """Watches in a process of its own, which belongs to the service and to nobody else."""
+    if os.fork():
+        os.wait()
+        return
+    if os.fork():
+        os._exit(0)
+    with contextlib.suppress(Exception):
+        watch(name)
+    os._exit(0)
+
+
 def start(data: dict[str, Any]) -> NoReturn:
     make_room(data)
     argv = data["exec"]
+    with contextlib.suppress(OSError):
+        os.unlink(flag())
+    if data["runtime"] == "podman":
+        watch_beside(data["container_name"])
     try:
         os.execvp(argv[0], argv)
     except OSError as exc:
@@ -148,7 +211,7 @@ def stop(data: dict[str, Any]) -> None:
 def settle(data: dict[str, Any]) -> None:
     runtime, name = data["runtime"], data["container_name"]
     killed = os.environ.get("EXIT_CODE") == "exited" and os.environ.get("EXIT_STATUS") == str(KILLED)
-    if killed and not stop_was_asked(runtime, name):
+    if killed and not stop_was_asked(data):
         say("the server was killed and nobody had asked for a stop")
         failed = True
     else:

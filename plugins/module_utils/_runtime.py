@@ -134,7 +134,7 @@ def _json_list(text: str) -> list[dict[str, Any]]:
 
 
 _MISSING = re.compile(
-    r"no such (container|object|image)|no container with name|image not known|failed to find image|"
+    r"no such (container|object|image)|no container with name|(container|image) not known|failed to find image|"
     r"reference does not exist|unable to inspect \".*\"",
     re.IGNORECASE,
 )

@@ -43,6 +43,7 @@ RestartSec=5
 RestartPreventExitStatus=78
 SuccessExitStatus=143 137
 TimeoutStopSec=150
+RuntimeDirectory=tensorless/%i
 SyslogIdentifier=tensorless
 
 [Install]

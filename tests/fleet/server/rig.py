@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host of its own for the tests of tensorless_server, with runtimes, cards, image and model; Ansible runs the module."""
+"""A host of its own for the tests of the servers: runtimes, cards, image, model; Ansible runs the modules."""
 
 from __future__ import annotations
 
@@ -66,78 +66,61 @@ class Rig:
     def module(self, name: str, /, check: bool = False, fail: bool = False, **options: Any) -> dict[str, Any]:
         """Runs a module of the collection on the host, over ssh and sudo, and returns its result."""
         with tempfile.TemporaryDirectory() as folder:
-            return self._play(pathlib.Path(folder), name, check, fail, options)
+            argv = self._play(pathlib.Path(folder), name, check, options)
+            done = subprocess.run(argv, capture_output=True, text=True, env=_environment(), check=False)
+            result = pathlib.Path(folder) / "result.json"
+            assert result.exists(), done.stdout + done.stderr
+            data: dict[str, Any] = json.loads(result.read_text())
+            data["playbook_output"] = done.stdout + done.stderr
+            assert bool(data.get("failed")) == fail, json.dumps(data, indent=1) + done.stdout + done.stderr
+            return data
 
-    def _play(
-        self, folder: pathlib.Path, name: str, check: bool, fail: bool, options: dict[str, Any]
-    ) -> dict[str, Any]:
-        (folder / "options.json").write_text(json.dumps(options))
-        (folder / "play.yml").write_text(
-            json.dumps(
-                [
-                    {
-                        "hosts": "all",
-                        "gather_facts": False,
-                        "become": True,
-                        "tasks": [
-                            {
-                                f"tensorless.fleet.{name}": "{{ lookup('file', 'options.json') | from_json }}",
-                                "register": "done",
-                                "ignore_errors": True,
-                            },
-                            {
-                                "ansible.builtin.copy": {
-                                    "content": "{{ done | to_json }}",
-                                    "dest": f"{folder}/result.json",
-                                    "mode": "0600",
-                                },
-                                "delegate_to": "localhost",
-                                "become": False,
-                                "check_mode": False,
-                                "vars": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable},
-                            },
-                        ],
-                    }
-                ]
-            )
-        )
-        (folder / "inventory.json").write_text(
-            json.dumps(
-                {
-                    "all": {
-                        "hosts": {
-                            self.host.name: {
-                                "ansible_host": self.host.ip,
-                                "ansible_user": SSH_USER,
-                                "ansible_ssh_common_args": " ".join(ssh_options()),
-                                "ansible_python_interpreter": "/usr/bin/python3",
-                            }
-                        }
-                    }
-                }
-            )
-        )
-        argv = [
-            f"{os.path.dirname(sys.executable)}/ansible-playbook", "-i", f"{folder}/inventory.json",
-            f"{folder}/play.yml", *(["--check"] if check else []), "--diff",
-        ]  # fmt: skip
-        env = {
-            **os.environ,
-            "ANSIBLE_PIPELINING": "1",
-            "ANSIBLE_INJECT_FACT_VARS": "false",
-            "ANSIBLE_ALLOW_BROKEN_CONDITIONALS": "false",
-            "INJECTED_SECRET": "env-of-the-controller",
+    def start_module(self, name: str, /, **options: Any) -> subprocess.Popen[bytes]:
+        """Starts it and returns at once; the caller ends it."""
+        folder = tempfile.mkdtemp()
+        argv = self._play(pathlib.Path(folder), name, False, options)
+        return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
+
+    def _play(self, folder: pathlib.Path, name: str, check: bool, options: dict[str, Any]) -> list[str]:
+        """Writes what Ansible needs into a folder; returns its command line."""
+        tasks = [
+            {
+                f"tensorless.fleet.{name}": "{{ lookup('file', 'options.json') | from_json }}",
+                "register": "done",
+                "ignore_errors": True,
+            },
+            {
+                "ansible.builtin.copy": {
+                    "content": "{{ done | to_json }}",
+                    "dest": f"{folder}/result.json",
+                    "mode": "0600",
+                },
+                "delegate_to": "localhost",
+                "become": False,
+                "check_mode": False,
+                "diff": False,
+                "vars": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable},
+            },
+        ]
+        host = {
+            "ansible_host": self.host.ip,
+            "ansible_user": SSH_USER,
+            "ansible_ssh_common_args": " ".join(ssh_options()),
+            "ansible_python_interpreter": "/usr/bin/python3",
         }
-        done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
-        result = folder / "result.json"
-        assert result.exists(), done.stdout + done.stderr
-        data: dict[str, Any] = json.loads(result.read_text())
-        data["playbook_output"] = done.stdout + done.stderr
-        assert bool(data.get("failed")) == fail, json.dumps(data, indent=1) + done.stdout + done.stderr
-        return data
+        play = [{"hosts": "all", "gather_facts": False, "become": True, "tasks": tasks}]
+        for file, content in (
+            ("options.json", options),
+            ("play.yml", play),
+            ("inventory.json", {"all": {"hosts": {self.host.name: host}}}),
+        ):
+            (folder / file).write_text(json.dumps(content))
+        program = f"{os.path.dirname(sys.executable)}/ansible-playbook"
+        inventory, play_file = f"{folder}/inventory.json", f"{folder}/play.yml"
+        return [program, "-i", inventory, play_file, *(["--check"] if check else []), "--diff"]
 
     def serve(self, *plans: dict[str, Any], **options: Any) -> dict[str, Any]:
-        return self.module("tensorless_server", plans=list(plans), **options)
+        return self.module("tensorless_server", plans=list(plans), **{"health_timeout": 120, **options})
 
     def unit(self, instance: str, *properties: str) -> dict[str, str]:
         names = ",".join(properties or ("ActiveState", "SubState", "NRestarts", "Result", "MainPID"))
@@ -158,6 +141,21 @@ class Rig:
 
     def installed(self) -> list[str]:
         return [r for r in ("podman", "docker") if self.host.exec("which", r, check=False).returncode == 0]
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "ANSIBLE_PIPELINING": "1",
+        "ANSIBLE_INJECT_FACT_VARS": "false",
+        "INJECTED_SECRET": "env-of-the-controller",
+    }
+
+
+def cgroups(rig: Rig) -> str:
+    """What the tests print about the ground that they ran on."""
+    off = 'cgroups = "disabled"' in rig.sh("cat /etc/containers/containers.conf.d/* 2>/dev/null; true")
+    return "without cgroups for podman's containers" if off else "with cgroups"
 
 
 def image() -> str:
