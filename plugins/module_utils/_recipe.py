@@ -237,7 +237,7 @@ def _read(path: str, parse: Callable[[str], dict[str, Any]]) -> tuple[Any, list[
         if len(raw) > MAX_BYTES:
             return None, [f"is larger than {MAX_BYTES} bytes, so it is no recipe"]
         # A byte order mark is invisible in editors and TOML does not allow it: drop it.
-        return parse(raw.decode("utf-8-sig").replace("\r\n", "\n")), []
+        return parse(raw.decode("utf-8-sig")), []
     except OSError as error:
         return None, [f"cannot be read: {error.strerror}"]
     except (ValueError, RecursionError) as error:

@@ -52,6 +52,11 @@ IMAGE = (
 )
 
 
+_REPO = re.compile(REPO_ID)
+_IMAGE = re.compile(IMAGE)
+_VARIABLE = re.compile(VARIABLE)
+
+
 def owned_flag(argument: str) -> Optional[str]:
     """The launcher-owned flag that this argument sets, as it was written, or None.
 
@@ -129,7 +134,7 @@ def _status(value: str) -> Optional[str]:
 
 def _repo(value: str) -> Optional[str]:
     parts = value.split("/")
-    if re.fullmatch(REPO_ID, value) and not {".", ".."} & set(parts):
+    if _REPO.fullmatch(value) and not {".", ".."} & set(parts):
         return None
     return f"must be a Hugging Face repository, org/name in letters, digits, '.', '_' and '-', not {shown(value)}"
 
@@ -143,7 +148,7 @@ def _file(value: str) -> Optional[str]:
 
 
 def _image(value: str) -> Optional[str]:
-    if re.fullmatch(IMAGE, value):
+    if _IMAGE.fullmatch(value):
         return None
     return f"must be pinned by digest (name@sha256:<64 hex>), not {shown(value)}"
 
@@ -162,12 +167,12 @@ def _args(value: Sequence[Any]) -> Optional[str]:
 
 def breaks_line(text: str) -> bool:
     """Whether a text cannot be one argument of a program (NUL) or of a command that is shown on a terminal as lines."""
-    return has_control(text.replace("\t", " "))
+    return not text.isprintable() and has_control(text.replace("\t", " "))
 
 
 def _env(value: dict[str, Any]) -> Optional[str]:
     for name, item in value.items():
-        if not re.fullmatch(VARIABLE, name):
+        if not _VARIABLE.fullmatch(name):
             return f"has {shown(name)}, which is not a valid variable name"
         if name == OWNED_VARIABLE:
             return f"must not set {OWNED_VARIABLE}; the launcher sets it"
