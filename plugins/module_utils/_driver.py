@@ -7,10 +7,11 @@ Private to the collection: may change at any time.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import branch
+from ansible_collections.tensorless.fleet.plugins.module_utils._host import Run
 
 OLDEST, NEWEST = 525, 580
 RANGE = f"a driver from 525.60.13 up to the R{NEWEST} branch"
@@ -51,8 +52,10 @@ def verdict(facts: Mapping[str, Any]) -> Optional[str]:
 
 _OPEN = re.compile(r"(?:^|[-_:@])open(?:$|[-_:@])")
 _DRIVER = re.compile(
-    r"^(?:cuda-drivers|lib(?:nvidia|cuda\d|nvcuvid|xnvctrl|nvoptix)|nvidia-(?!container|cuda-toolkit|docker|sim)|firmware-nvidia"
-    r"|xserver-xorg-video-nvidia|linux-(?:modules|objects|signatures)-nvidia|kmod-nvidia|akmod-nvidia|xorg-x11-drv-nvidia"
+    r"^(?:cuda-drivers|lib(?:nvidia|cuda\d|nvcuvid|xnvctrl|nvoptix)|nvidia-(?!container|cuda-toolkit|docker)"
+    r"|firmware-nvidia"
+    r"|xserver-xorg-video-nvidia|linux-(?:modules|objects|signatures)-nvidia|kmod-nvidia|akmod-nvidia"
+    r"|xorg-x11-drv-nvidia"
     r"|dkms-nvidia)"
 )
 
@@ -65,3 +68,45 @@ def is_driver_package(name: str) -> bool:
 def is_open_package(name: str) -> bool:
     """Whether a package or stream is of the open flavour: the word stands alone in it, wherever it stands."""
     return bool(_OPEN.search(name))
+
+
+_LATEST = re.compile(r"(?:^|[:-])latest(?:$|-)")
+
+
+def name_problem(name: str, old_cards: bool = True) -> Optional[str]:
+    """Why a package or a module stream (nvidia-driver:580-dkms) must not be asked for by this name, or None."""
+    if old_cards and is_open_package(name):
+        return "it is of the open kernel module, which does not drive Pascal cards"
+    package, _colon, stream = name.partition(":")
+    if stream:
+        number = re.match(r"^(\d{3})(?:-dkms)?$", stream)
+        if number is None:
+            return f"the stream {stream} follows the newest driver: take {NEWEST}-dkms"
+        if not OLDEST <= int(number.group(1)) <= NEWEST:
+            return f"the stream {stream} is outside R{OLDEST} to R{NEWEST}"
+        return None
+    if package in ("cuda", "cuda-drivers", "nvidia-open", "nvidia-driver-latest", "nvidia-driver-latest-dkms"):
+        return f"it follows the newest driver, above R{NEWEST}: name a branch"
+    if _LATEST.search(package) and not package.startswith("kmod-nvidia-latest"):
+        # The package of the stream 580-dkms is called kmod-nvidia-latest-dkms; there the version decides.
+        return f"it follows the newest driver, above R{NEWEST}: name a branch"
+    number = re.search(r"-(\d{3})(?:xx)?(?:-|$)", package)
+    if number and is_driver_package(package) and not OLDEST <= int(number.group(1)) <= NEWEST:
+        return f"its branch is outside R{OLDEST} to R{NEWEST}"
+    return None
+
+
+def dkms_problems(run: Run, kernels: Sequence[str], running: str) -> list[str]:
+    """Kernels for which dkms has not installed the driver: the running one and the newest installed one."""
+    rc, out, _err = run(["dkms", "status"])
+    lines = [line for line in out.splitlines() if line.startswith("nvidia")]
+    if rc != 0 or not lines:
+        return []  # no dkms: prebuilt modules, or none of the driver's
+    built = {part for line in lines if line.rstrip().endswith(("installed", "installed (original_module exists)"))
+             for part in re.findall(r", ([^,]+), ", line)}  # fmt: skip
+    newest = max(kernels, key=_kernel_key, default=running)
+    return [f"dkms has no module for kernel {name}" for name in dict.fromkeys([running, newest]) if name not in built]
+
+
+def _kernel_key(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"[.\-+_]", name)]

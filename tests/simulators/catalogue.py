@@ -245,7 +245,7 @@ def hardware() -> list[Package]:
     unit = "nvidia-sim-hardware.service"
     return [
         Package(
-            "nvidia-sim-hardware",
+            "sim-hardware",
             "1",
             files={
                 "usr/lib/nvidia-sim/nvidia-sim": file("nvidia-sim"),

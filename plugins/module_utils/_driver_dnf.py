@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver from dnf, under the same rules: the transaction is simulated first and judged by versions.
+
+Private to the collection: may change at any time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from ansible_collections.tensorless.fleet.plugins.module_utils import _driver
+from ansible_collections.tensorless.fleet.plugins.module_utils._driver_apt import Step, Transaction
+from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import branch as branch_of
+from ansible_collections.tensorless.fleet.plugins.module_utils._host import Run
+from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
+
+# What a machine without a display needs; the package of the stream 580-dkms is still called latest-dkms.
+PARTS = ("nvidia-driver-cuda", "kmod-nvidia-latest-dkms")
+_ROW = re.compile(r"^ (\S+)\s+(?:x86_64|noarch|i686|amd64)\s+(\S+)\s+\S+\s+[\d.]+ ?\w\s*$", re.MULTILINE)
+_SECTION = re.compile(r"^(Installing|Upgrading|Downgrading|Reinstalling|Removing)[^:]*:\s*$", re.MULTILINE)
+
+
+def parse_transaction(text: str) -> Transaction:
+    """The table that dnf prints before it asks."""
+    found = Transaction()
+    marks = [*_SECTION.finditer(text)]
+    for mark, end in zip(marks, [*(m.start() for m in marks[1:]), len(text)]):
+        for name, version in _ROW.findall(text[mark.end() : end]):
+            if mark.group(1) == "Removing":
+                found.remove.append(name)
+            else:
+                found.install.append(Step(name, None, version))
+    return found
+
+
+@dataclass
+class Dnf:
+    """dnf on one host."""
+
+    run: Run
+
+    def installed(self) -> dict[str, str]:
+        _rc, out, _err = self.run(["rpm", "-qa", "--qf", "%{NAME} %{EPOCHNUM}:%{VERSION}-%{RELEASE}\\n"])
+        rows = [line.split() for line in out.splitlines()]
+        return {
+            row[0]: row[1] for row in rows if len(row) == 2 and _driver.is_driver_package(row[0]) and branch_of(row[1])
+        }
+
+    def held(self) -> set[str]:
+        return set()
+
+    def _available(self, names: Sequence[str]) -> dict[str, list[str]]:
+        shape = "%{name} %{epoch}:%{version}-%{release}\n"
+        _rc, out, _err = self.run(["dnf", "-q", "repoquery", "--showduplicates", "--qf", shape, *names])
+        found: dict[str, list[str]] = {}
+        for line in out.splitlines():
+            parts = line.split()
+            if len(parts) == 2:
+                found.setdefault(parts[0], []).insert(0, parts[1])
+        return found
+
+    def choose(self, wanted: Optional[int]) -> tuple[int, list[str]]:
+        branches = [wanted] if wanted is not None else list(range(_driver.NEWEST, _driver.OLDEST - 1, -1))
+        have = self._available(PARTS)
+        for number in branches:
+            exact = [next((v for v in have.get(part, []) if branch_of(v) == number), None) for part in PARTS]
+            if all(exact):
+                return number, [f"{part}-{version}" for part, version in zip(PARTS, exact)]
+        raise Refusal(
+            "the repositories of this host have no driver of the wanted branch. On EL 8 and 9 enable NVIDIA's stream "
+            f"first (dnf module reset nvidia-driver; dnf module enable nvidia-driver:{_driver.NEWEST}-dkms), or name a "
+            "repository in nvidia_driver_repository_url"
+        )
+
+    def simulate(self, packages: Sequence[str], pins: str, downgrade: bool) -> Transaction:
+        rc, out, err = self.run(
+            ["dnf", "--assumeno", "--setopt=install_weak_deps=False", *self._excludes(), "install", *packages]
+        )
+        found = parse_transaction(out)
+        if rc != 0 and not found.install and "Nothing to do" not in out:
+            words = " ".join((err.strip() or out.strip())[-900:].split())
+            raise Refusal(f"dnf finds no way to install {' '.join(packages)}: {words}")
+        return found
+
+    def install(self, packages: Sequence[str], downgrade: bool, pins: str) -> None:
+        argv = ["dnf", "-y", "--setopt=install_weak_deps=False", *self._excludes()]
+        rc, out, err = self.run([*argv, "install", *packages])
+        if rc != 0:
+            words = " ".join((err.strip() or out.strip())[-900:].split())
+            raise Refusal(f"installing the driver failed with status {rc}: {words}")
+
+    @staticmethod
+    def _excludes() -> list[str]:
+        """dnf has no pins: what must never land is excluded from each transaction of ours."""
+        high = [
+            f"{name}-{epoch}{digits}*"
+            for name in ("*nvidia*", "cuda-drivers*")
+            for epoch in ("", "3:")
+            for digits in ("59", "6")
+        ]
+        return [f"--exclude={','.join(['*nvidia-open*', '*open-dkms*', *high])}"]
+
+    def is_older(self, new: str, old: str) -> bool:
+        return (branch_of(new) or 0) < (branch_of(old) or 0)
