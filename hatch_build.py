@@ -15,7 +15,19 @@ import yaml
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PREFIX = "ansible_collections/tensorless/fleet"
-CONTENT = ("plugins", "roles", "playbooks", "recipes", "meta", "docs", "changelogs", "LICENSES", "LICENSE", "README.md")
+CONTENT = (
+    "plugins",
+    "roles",
+    "playbooks",
+    "recipes",
+    "meta",
+    "docs",
+    "changelogs",
+    "LICENSES",
+    "LICENSE",
+    "README.md",
+    "inventory-sample.yml",
+)
 
 
 def _sha256(data: bytes) -> str:
