@@ -36,7 +36,7 @@ def _sha256(data: bytes) -> str:
 
 def _files(root: pathlib.Path) -> "list[dict[str, Any]]":
     """One FILES.json entry for each folder and file of the collection."""
-    entries: "list[dict[str, Any]]" = [
+    entries: list[dict[str, Any]] = [
         {"name": ".", "ftype": "dir", "chksum_type": None, "chksum_sha256": None, "format": 1}
     ]
     for source in CONTENT:
@@ -68,10 +68,21 @@ class CollectionManifest(BuildHookInterface):  # type: ignore[misc]
         files = json.dumps({"files": _files(root), "format": 1}, indent=1).encode()
         info = {
             key: galaxy.get(key)
-            for key in (
-                "namespace name version authors readme tags description license dependencies "
-                "repository documentation homepage issues"
-            ).split()
+            for key in [
+                "namespace",
+                "name",
+                "version",
+                "authors",
+                "readme",
+                "tags",
+                "description",
+                "license",
+                "dependencies",
+                "repository",
+                "documentation",
+                "homepage",
+                "issues",
+            ]
         }
         manifest = {
             "collection_info": {**info, "license_file": None},
