@@ -202,15 +202,15 @@ def select(recipes: Sequence[Recipe], gpus: Gpus, wanted: Optional[str], check_d
             )
         selection = Selection(recipe, str(gpu.index), (gpu,), gpu)
     else:
-        chosen = next(((gpu, best_recipe(recipes, gpu)) for gpu in gpus.cards if best_recipe(recipes, gpu)), None)
-        if chosen is None or chosen[1] is None:
+        pairs = [(gpu, found) for gpu in gpus.cards for found in [best_recipe(recipes, gpu)] if found is not None]
+        if not pairs:
             listed = "; ".join(gpu.describe() for gpu in gpus.cards) or "none is listed"
             wants = "; or ".join(f"{needs(each)} ({each.card_id})" for each in recipes)
             raise Refusal(f"no recipe for {repo} fits this host's GPUs: {listed}. It needs {wants}")
-        gpu, recipe = chosen
-        matching = tuple(each for each in gpus.cards if matches(recipe, each))
+        gpu, first = pairs[0]
+        matching = tuple(each for each in gpus.cards if matches(first, each))
         everyone = len(matching) == len(gpus.cards)
-        selection = Selection(recipe, "all" if everyone else str(gpu.index), matching if everyone else (gpu,), gpu)
+        selection = Selection(first, "all" if everyone else str(gpu.index), matching if everyone else (gpu,), gpu)
     if check_driver and selection.chosen:
         problem = driver_problem(selection.recipe, selection.chosen.driver)
         if problem:
