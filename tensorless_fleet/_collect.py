@@ -100,8 +100,8 @@ class Collector:
             if answer.get("changed"):
                 kind = "changed"
             self._raise_to(host, "changed" if kind == "changed" else "ok")
-            if data.get("task_action", "").endswith("debug"):
-                text = clean(str(answer.get("msg") or ""))
+            if str(data.get("task_action")).endswith("debug") and isinstance(answer.get("msg"), str):
+                text = clean(answer["msg"])
         else:
             self._raise_to(host, "ok")
         self._learn(host, action_of(data), answer)

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan_paths import DEFAULT_ENDPOINT
+
 from tensorless_fleet import _show
 from tensorless_fleet._usage import Options
 
@@ -371,4 +373,23 @@ def gguf_check(options: Options) -> int:
 
 
 def doctor(options: Options) -> int:
-    raise NotImplementedError
+    """``doctor``: the documented checks, then a block of further ones."""
+    from ansible_collections.tensorless.fleet.plugins.module_utils._doctor_observe import Question, examine
+    from ansible_collections.tensorless.fleet.plugins.module_utils._host import bounded
+    from ansible_collections.tensorless.fleet.plugins.module_utils._plan import bracketed
+
+    report = examine(
+        Question(
+            run=bounded(_show.command_runner(None), 30),
+            find=shutil.which,
+            recipes=_show.catalog_of(options).recipes,
+            cache=_show.cache_of(options),
+            runtime=options.runtime,
+            ports=[f"{bracketed(options.host)}:{options.port}"],
+            endpoint=os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT,
+            token=os.environ.get("HF_TOKEN") or None,
+            environ=os.environ,
+        )
+    )
+    sys.stdout.write(report["text"])
+    return int(report["exit_code"])

@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 from ansible import constants
-from ansible.errors import AnsibleError
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.tensorless.fleet.plugins.module_utils._progress import line, summary
@@ -43,14 +43,20 @@ def run_with_progress(action: ActionBase, variables: dict[str, Any]) -> dict[str
         arguments["progress_file"] = f"/tmp/.tensorless-{secrets.token_hex(16)}.progress"
         watch = _Watch(action, arguments["progress_file"], variables)
         watch.start()
+    lost = False
     try:
         result: dict[str, Any] = action._execute_module(
             module_args=arguments, task_vars=variables, wrap_async=background
         )
+    except AnsibleConnectionFailure:
+        # Nothing can be cleaned up over a connection that is gone, and trying would hide for a minute that it is.
+        lost = True
+        connection._shell.tmpdir = None
+        raise
     finally:
         if watch is not None:
-            watch.stop()
-        if not background:
+            watch.stop(0 if lost else 30)
+        if not background and not lost:
             action._remove_tmp_path(connection._shell.tmpdir)
     return result
 
@@ -67,10 +73,10 @@ class _Watch(threading.Thread):
         self._over = threading.Event()
         self._board = _Board(str(variables.get("inventory_hostname", "host")))
 
-    def stop(self) -> None:
+    def stop(self, patience: float) -> None:
         self._over.set()
         # A thread inside the connection is waited for, so that the connection is ours again.
-        self.join(timeout=30)
+        self.join(timeout=patience)
         self._board.leave()
 
     def run(self) -> None:
