@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.conformance.frame import Env
-from tests.conformance.planning import plan_case
+from tests.conformance.planning import drive_command, plan_case, words_of
 
 AREA = "status_refusal"
 WITHOUT_MODEL = ("models", "doctor", "capabilities", "version")
@@ -27,8 +27,22 @@ def run_case(case: dict[str, Any], env: Env) -> dict[str, Any]:
     if plan:
         got |= {"untuned": plan["untuned"], "label": plan["untuned_label"], "published": plan["published"]}
         got["receipt_applies"] = plan["receipt_applies"]
-        got["shown"] = plan["model"] in got["output"] and plan["download"]["url"] in got["output"]
-    # Up to the plan nothing is done: the planner has no way to run a command, and no file may have appeared.
-    touched = [path for path in env.tmp.rglob("*") if "recipes" not in path.parts]
-    got |= {"started": bool(touched), "pulled": bool(touched), "downloaded": bool(touched)}
+    if given["dry_run"] or given["command"] in ("info", "models"):
+        got |= _by_the_command(given, env, model, got)
     return got
+
+
+def _by_the_command(given: dict[str, Any], env: Env, model: str | None, got: dict[str, Any]) -> dict[str, Any]:
+    """The same by the real command, which must say the same and do nothing."""
+    done = drive_command(given, env, words_of(given, model))
+    out = {key: done[key] for key in ("pulled", "started", "downloaded")}
+    if (done["code"] != 0) != got["failed"]:
+        return {**out, "failed": done["code"] != 0, "message": f"the command differs from the plan: {done}"}
+    if got["failed"]:
+        return {**out, "message": done["err"].removeprefix("tensorless: ").split("\nRun 'tensorless")[0].rstrip("\n")}
+    shown = done["out"]
+    return {
+        **out,
+        "output": shown,
+        "shown": model is None or (model in shown and got["plan"]["download"]["url"] in shown),
+    }

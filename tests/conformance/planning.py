@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
+from unittest import mock
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _cards as cards
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_text as text
@@ -13,6 +19,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import re
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
 from tensorless_fleet._usage import Usage, parse
+from tensorless_fleet.cli import main
 from tests.conformance.frame import Env
 
 CACHE = "/home/you/.cache/huggingface/hub"
@@ -106,3 +113,61 @@ def plan_case(given: dict[str, Any], env: Env, model: str | None) -> dict[str, A
     if options.dry_run:
         shown = text.dry_run_text(plan, f"tensorless {options.command} {model}", ("pull", "serve"))
     return {**seen, "plan": plan, "notes": plan["notes"], "output": shown, "info_json": text.info_json(plan)}
+
+
+NVIDIA_SMI = """#!{python}
+import json, sys
+asked = next((word.partition("=")[2].split(",") for word in sys.argv if word.startswith("--query-gpu=")), None)
+if asked is None:
+    sys.exit(1)
+for row in json.loads({rows!r}):
+    print(", ".join(row.get(field, "[N/A]") for field in asked))
+"""
+RUNTIME = """#!/bin/sh
+echo "$(basename "$0") $*" >> {log}
+case "$1 $2" in "image inspect") exit 1;; esac
+"""
+
+
+def drive_command(given: dict[str, Any], env: Env, words: list[str]) -> dict[str, Any]:
+    """The real command on a machine whose podman and nvidia-smi only remember and answer; what it did and printed.
+
+    For commands that must do nothing: the programs would not stop one that does.
+    """
+    programs, log, home = env.tmp / "programs", env.tmp / "asked", env.tmp / "home"
+    programs.mkdir()
+    home.mkdir()
+    facts = gpu_facts(given)
+    rows = [
+        {
+            "index": str(card["index"]),
+            "uuid": card["uuid"],
+            "name": card["name"],
+            "pci.bus_id": f"00000000:0{card['index']}:00.0",
+            "compute_cap": card["compute_capability"],
+            "memory.total": str(card["memory_mib"]),
+            "driver_version": card["driver_version"],
+        }
+        for card in facts["cards"]
+    ]
+    scripts = {"podman": RUNTIME.format(log=log)}
+    if facts["nvidia_smi"]["found"]:
+        scripts["nvidia-smi"] = NVIDIA_SMI.format(python=sys.executable, rows=json.dumps(rows))
+    for name, script in scripts.items():
+        (programs / name).write_text(script)
+        (programs / name).chmod(0o755)
+    out, err = io.StringIO(), io.StringIO()
+    recipes = env.tmp / "recipes"
+    variables = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home), "HF_HUB_CACHE": str(home / "hub")}
+    with mock.patch.dict(os.environ, variables), redirect_stdout(out), redirect_stderr(err):
+        at = words.index("--") if "--" in words else len(words)
+        code = main([*words[:at], f"--recipes={recipes}", *words[at:]])
+    asked = log.read_text().splitlines() if log.exists() else []
+    return {
+        "code": code,
+        "out": out.getvalue(),
+        "err": err.getvalue(),
+        "pulled": any(line.split()[1] == "pull" for line in asked),
+        "started": any(line.split()[1] == "run" for line in asked),
+        "downloaded": any(path.is_file() for path in home.rglob("models--*/**/*")),
+    }
