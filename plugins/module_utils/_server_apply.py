@@ -75,6 +75,9 @@ class Job:
     undone: list[str] = field(default_factory=list)
     answers_cut: Optional[int] = 0
     memory_before: dict[str, int] = field(default_factory=dict)  # of the cards, just before the start
+    going_back: bool = False  # to the plan before: afterwards there is none to go back to
+    down_since: Optional[float] = None
+    seconds_down: Optional[float] = None
 
     @property
     def starts(self) -> bool:
@@ -123,6 +126,8 @@ def apply_all(jobs: Sequence[Job], tools: Tools) -> list[Failed]:
     for job in waiting:
         try:
             prove(job.document, job.seen.unit.main_pid if not job.starts else None, tools)
+            if job.down_since is not None:
+                job.seconds_down = tools.clock.monotonic() - job.down_since
             _prove_placed(job, tools)
             _remember(job, tools)
         except Failed as failure:
@@ -143,6 +148,7 @@ def _apply(action: Action, job: Job, tools: Tools) -> None:
         command(tools, "reset-failed", unit)
     elif action.kind == "stop":
         job.answers_cut = drain(job.seen.document or document, tools)
+        job.down_since = tools.clock.monotonic()
         command(tools, "stop", unit)
     elif action.kind == "stop_container":
         job.answers_cut = drain(job.seen.document or document, tools)
@@ -260,6 +266,9 @@ def _listening(document: Mapping[str, Any], tools: Tools) -> bool:
 
 def _remember(job: Job, tools: Tools) -> None:
     """Keeps the plan that this one replaced, for the way back, once the new one has proved itself."""
+    if job.going_back:
+        files.remove(tools.where.previous(job.instance))
+        return
     before = job.seen.document
     if (
         before
@@ -290,6 +299,8 @@ def _go_back(job: Job, failure: Failed, tools: Tools) -> Failed:
         start_unit(instance, before, tools)
         prove(before, None, tools)
         failure.outcome = f"the earlier server is back at {before['endpoint']}"
+        if job.down_since is not None:
+            job.seconds_down = tools.clock.monotonic() - job.down_since
     except Failed as second:
         tools.run(state.systemctl(where, "stop", unit))
         failure.outcome = f"and the earlier server did not come back either ({second.reason})"

@@ -99,6 +99,8 @@ def _work(module: Any, params: dict[str, Any], tools: Tools) -> work.Outcome:
         if params["name"] or params["all"]:
             raise Refusal("state: started needs plans, as tensorless_recipe returns them", rc=2)
         return work.start(params["plans"], tools, installed(module), params["on_change"], module.check_mode)
+    if params["state"] == "previous":
+        return work.go_back(list(targets(params, tools)), tools, installed(module), module.check_mode)
     return work.stop(
         targets(params, tools),
         tools,

@@ -142,6 +142,11 @@ def document(plan: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
+def as_plan(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan that an instance file was written for, as far as the servers read plans."""
+    return {**data, "download": data.get("model_file") or {}}
+
+
 def document_text(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 

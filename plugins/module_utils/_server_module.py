@@ -59,6 +59,7 @@ def start(
     installed: Sequence[str],
     on_change: str = "converge",
     check_mode: bool = False,
+    going_back: bool = False,
 ) -> Outcome:
     """State `started`: every plan runs, is enabled, and answers."""
     check_plans(plans)
@@ -75,7 +76,7 @@ def start(
         outcome.warnings += planner.warnings(seen)
         outcome.warnings += publish_warnings(plan)
         actions = planner.started(plan, seen, host, tools.where, on_change)
-        jobs.append(Job(seen.instance, files.document(plan), actions, seen))
+        jobs.append(Job(seen.instance, files.document(plan), actions, seen, going_back=going_back))
     for plan, job in zip(plans, jobs):
         _prerequisites(plan, job, host, tools, check_mode, outcome)
     _check_cards([pair for pair in zip(plans, jobs) if pair[1].starts], tools)
@@ -87,6 +88,25 @@ def start(
     failures = applier.apply_all(jobs, tools)
     _results(outcome, jobs, failures, tools)
     return outcome
+
+
+def go_back(instances: Sequence[str], tools: Tools, installed: Sequence[str], check_mode: bool = False) -> Outcome:
+    """State `previous`: servers return to the plan before their last change. Where none is kept nothing happens."""
+    plans = []
+    for instance in instances:
+        state_of_file, document = files.read_document(tools.where.previous(instance))
+        if state_of_file == "ok" and document is not None:
+            plans.append(files.as_plan(document))
+    outcome = start(plans, tools, installed, check_mode=check_mode, going_back=True) if plans else Outcome()
+    kept = {str(plan["instance"]) for plan in plans}
+    outcome.notes += [f"{name}: no earlier plan is kept" for name in instances if name not in kept]
+    return outcome
+
+
+def _previous(instance: str, tools: Tools) -> Optional[dict[str, Any]]:
+    """What the server ran before its last change, while that is kept."""
+    _state, document = files.read_document(tools.where.previous(instance))
+    return {key: document.get(key) for key in ("plan_hash", "image", "runtime")} if document else None
 
 
 def publish_warnings(plan: Mapping[str, Any]) -> list[str]:
@@ -248,6 +268,8 @@ def _results(outcome: Outcome, jobs: Sequence[Job], failures: Sequence[Failed], 
             pid=container.pid if container else None,
             started_at=container.started_at if container else None,
             answers_cut=job.answers_cut,
+            seconds_down=None if job.seconds_down is None else round(job.seconds_down, 1),
+            previous=_previous(job.instance, tools),
             enabled=seen.enabled,
         )
         if job.answers_cut:

@@ -18,18 +18,18 @@ options:
   plans:
     description:
       - Plans as M(tensorless.fleet.tensorless_recipe) returns them, one for each server.
-      - With O(state=stopped) and O(state=absent) every server of their models is meant, on whichever card.
+      - With the other states every server of their models is meant, on whichever card.
     type: list
     elements: dict
     default: []
   name:
     description:
-      - The instance (and container) to stop or remove, for O(state=stopped) and O(state=absent) without plans.
+      - The instance (and container) that is meant, instead of plans. Not for O(state=started).
       - Also stops the instances of the same model on other cards, whose names end in a dash and eight characters of
         the card's UUID.
     type: str
   all:
-    description: Stop or remove every server that this collection set up on the host.
+    description: Every server that this collection set up on the host is meant. Not for O(state=started).
     type: bool
     default: false
   state:
@@ -38,8 +38,10 @@ options:
       - V(stopped) stops them and no longer starts them at boot.
       - V(absent) also removes their files, and the unit and launcher after the last of them. The model, the image and
         other containers stay.
+      - V(previous) returns servers to the plan that they ran before their last change; where none is kept, it does
+        nothing and says so in C(notes).
     type: str
-    choices: [started, stopped, absent]
+    choices: [started, stopped, absent, previous]
     default: started
   runtime:
     description:
@@ -100,6 +102,11 @@ EXAMPLES = r"""
   tensorless.fleet.tensorless_server:
     name: tensorless-iammrduncan-qwen3.8-27b-pn3-gguf
     state: stopped
+
+- name: Return the servers to what they ran before
+  tensorless.fleet.tensorless_server:
+    all: true
+    state: previous
 
 - name: Remove every server of this collection from the host
   tensorless.fleet.tensorless_server:
@@ -170,6 +177,14 @@ servers:
       description: How many answers a stop cut short; null when the server did not tell.
       returned: when not in check mode
       type: int
+    seconds_down:
+      description: Seconds from the stop of the earlier server until one was ready again; null when none was stopped.
+      returned: when started and not in check mode
+      type: float
+    previous:
+      description: What O(state=previous) would return to (plan_hash, image, runtime); null where none is kept.
+      returned: when started and not in check mode
+      type: dict
     message:
       description: The documented line, such as C(stopped NAME) or C(NAME is not running).
       returned: when stopped or absent
@@ -205,7 +220,7 @@ def main() -> None:
             "plans": {"type": "list", "elements": "dict", "default": []},
             "name": {"type": "str"},
             "all": {"type": "bool", "default": False},
-            "state": {"type": "str", "choices": ["started", "stopped", "absent"], "default": "started"},
+            "state": {"type": "str", "choices": ["started", "stopped", "absent", "previous"], "default": "started"},
             "runtime": {"type": "str", "choices": ["auto", "podman", "docker"], "default": "auto"},
             "on_change": {"type": "str", "choices": ["converge", "refuse"], "default": "converge"},
             "health_timeout": {"type": "int", "default": 1200},

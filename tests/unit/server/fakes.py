@@ -74,7 +74,6 @@ class Behaviour:
     log: list[str] = field(default_factory=list)
     alias: str | None = None
     start_fails: str | None = None
-    busy: int = 0
 
 
 class FakeHost:
@@ -91,6 +90,7 @@ class FakeHost:
         self.crashes_before: str | None = None  # raise instead of the first command that contains this
         self.logs: list[str] = []
         self.health_polls: list[float] = []
+        self.busy: int | None = 0  # answers in progress, as /slots tells
         self.serial = 0
         self.where = Places(
             "system",

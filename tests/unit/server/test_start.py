@@ -9,7 +9,6 @@ import pathlib
 from typing import Any
 
 import pytest
-from ansible_collections.tensorless.fleet.plugins.module_utils import _server_check, _server_health
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_files as files
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_module as work
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
@@ -17,17 +16,6 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import R
 from tests.unit.server.fakes import Behaviour, Box, FakeHost, plan
 
 NAME = "tensorless-org-model"
-
-
-@pytest.fixture
-def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
-    made = FakeHost(tmp_path, ("podman", "docker"))
-    plan(tmp_path)  # its model file is there
-    for runtime in made.images:
-        made.images[runtime] |= {"image@sha256:1", "image@sha256:2"}
-    monkeypatch.setattr(_server_check.port_taken, "__defaults__", (made.bind,))
-    monkeypatch.setattr(_server_health, "busy_slots", lambda *_a, **_k: 0)
-    return made
 
 
 def start(host: FakeHost, *plans: dict[str, Any], **options: Any) -> work.Outcome:
