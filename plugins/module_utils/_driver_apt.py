@@ -32,7 +32,7 @@ _REMOVE = re.compile(r"^Remv (\S+?)(?::\w+)? ", re.MULTILINE)
 
 
 def preferences(branch: int, priority: int, old_cards: bool) -> str:
-    """Pins: the chosen branch before others, nothing above the ceiling, and no open module where a card needs the other.
+    """Pins: the chosen branch before others, nothing above the ceiling, and no open module where it drives no card.
 
     The patterns also match the container toolkit's names; its versions are 1.x, which no pin here speaks of.
     """

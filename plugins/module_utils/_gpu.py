@@ -260,9 +260,7 @@ def _failure(facts: dict[str, Any], answer: Answer, text: str, run: Run) -> None
         reasons.append("nvidia-smi does not find the driver's library: install the driver completely")
     else:
         reasons.append(f"nvidia-smi failed with status {rc}: {smi['message'] or 'no message'}")
-    for line in answer.odd[:3] if not (answer.none or nvml or rc in (2, 6, 9, 18, TIMED_OUT)) else []:
-        if line not in reasons:
-            reasons.append(line)
+        reasons += answer.odd[:3]
 
 
 def _keep_rows(facts: dict[str, Any], answer: Answer) -> None:
