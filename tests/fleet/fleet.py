@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ MODEL = "test/SmolLM2-135M-Instruct-GGUF"
 NAME = "smol"
 REVISION = "5e0c1d2b3a49586776859403a1b2c3d4e5f60718"
 RECIPES = STATE / "recipes"
+ARGS = ["-np", "1", "-ngl", "99", "-fit", "off", "--threads-http", "4", "-b", "512", "-ub", "512", "--jinja"]
 INVENTORY = STATE / "inventory.yml"
 RUNTIME = {P100_A.name: "podman", P100_B.name: "podman", P100_C.name: "docker"}
 
@@ -35,20 +37,20 @@ CARDS = {
 }
 
 
-def write_recipe(image: str, **changes: Any) -> None:
+def write_recipe(image: str, folder: pathlib.Path = RECIPES, **changes: Any) -> None:
     """The recipe of the test model on the P100; ``changes`` replace values by their key."""
     value = {
         "status": "released", "sha256": wheels.GGUF_SHA256, "size": wheels.GGUF_SIZE, "revision": REVISION,
-        "context": 4096, "receipt": 60.0, **changes,
+        "context": 4096, "receipt": 60.0, "model": MODEL, "name": NAME, "args": ARGS, **changes,
     }  # fmt: skip
     text = f"""# SPDX-License-Identifier: Apache-2.0
 schema = 1
 status = "{value["status"]}"
 
 [model]
-name       = "{NAME}"
+name       = "{value["name"]}"
 title      = "SmolLM2 135M, for tests"
-hf_repo    = "{MODEL}"
+hf_repo    = "{value["model"]}"
 revision   = "{value["revision"]}"
 file       = "{wheels.GGUF_NAME}"
 sha256     = "{value["sha256"]}"
@@ -68,10 +70,10 @@ arch    = "sm60"
 image   = "{image}"
 
 [run]
-alias       = "{MODEL}"
+alias       = "{value["model"]}"
 context     = {value["context"]}
 threads_max = 1
-args = ["-np", "1", "-ngl", "99", "-fit", "off", "--threads-http", "4", "-b", "512", "-ub", "512", "--jinja"]
+args = {json.dumps(value["args"])}
 
 [run.env]
 {engine.SWITCHES[0]} = "1"
@@ -81,7 +83,7 @@ source      = "A round number on a test machine's processor; it only gives the c
 summary     = "Decode about 60 tok/s on one processor thread."
 decode_tps  = {{ short = {value["receipt"]} }}
 """
-    path = RECIPES / MODEL / "p100.toml"
+    path = folder / value["model"] / "p100.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
@@ -120,6 +122,11 @@ def write_inventory() -> None:
         "[defaults]\ninject_facts_as_vars = false\nforks = 10\nhost_key_checking = false\n"
         "[ssh_connection]\npipelining = true\n"
     )
+
+
+def engine_image() -> str:
+    """The engine image by digest, as the recipe of the fleet names it."""
+    return f"{hosts.REGISTRY}/{engine.NAME}@{engine.layout()[1]}"
 
 
 def write_hub_files() -> None:
