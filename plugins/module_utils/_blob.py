@@ -136,17 +136,16 @@ def marker_holds(path: str, sha256: str, blob: str) -> bool:
         return False
 
 
-def write_file(path: str, data: bytes, mode: int, sync: bool = True) -> None:
-    """Replaces PATH in one step: a temporary name beside it, then a rename."""
-    temporary = f"{path}.{os.getpid()}.tmp"
+def write_file(path: str, data: bytes, mode: int, temporary: Optional[str] = None) -> None:
+    """Replaces PATH in one step: a temporary name beside it, synced, then a rename."""
+    temporary = temporary or f"{path}.{os.getpid()}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         os.fchmod(descriptor, mode)
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
-        if sync:
-            os.fsync(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
     os.replace(temporary, path)

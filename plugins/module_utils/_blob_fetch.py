@@ -154,6 +154,7 @@ class Download:
         self._host = source.host
         self._alive = time.monotonic()  # when the last byte came, or will come at the server's own word
         self._unsynced = 0
+        self._worth = min(32 << 20, max(256 << 10, self._size // 128))  # bytes that are worth a sync
         self._marks: list[tuple[float, int]] = []
 
     # ----- the calling thread -----
@@ -188,10 +189,10 @@ class Download:
 
     def _supervise(self) -> None:
         synced = time.monotonic()
-        threshold = min(64 << 20, max(4 << 20, self._size // 64))
+        pause = 0.1
         while True:
             with self._lock:
-                if self._fatal is None and self._hashed < self._size:
+                if self._fatal is None and self._hashed < self._size and self._unsynced < self._worth:
                     self._ended.wait(self._limits.tick)
                 if self._fatal is not None:
                     raise self._fatal
@@ -204,11 +205,16 @@ class Download:
             if finished:
                 return
             now = time.monotonic()
-            if unsynced and (unsynced >= threshold or now - synced >= self._limits.sync_every):
-                self._save()
-                synced = time.monotonic()
             with self._lock:
                 self._check_pace(now)
+            if unsynced >= self._worth and now - synced < pause:
+                time.sleep(pause - (now - synced))
+            if unsynced >= self._worth or (unsynced and now - synced >= self._limits.sync_every):
+                began = time.monotonic()
+                self._save()
+                synced = time.monotonic()
+                # A slow disk is not kept busy with syncing: a fifth of its time at most.
+                pause = max(0.1, 4 * (synced - began))
 
     def _save(self) -> None:
         """Syncs the data, then names it: what is claimed has always reached the disk before."""
@@ -419,7 +425,6 @@ class Download:
     def _go_single(self, never: bool) -> None:
         """Ranges cannot be relied on: one stream from now on."""
         with self._lock:
-            again = self._single and self._no_ranges
             self._single = True
             self._no_ranges = self._no_ranges or never
             for part in self._active.values():
@@ -427,8 +432,6 @@ class Download:
                 if part.answer is not None:
                     part.answer.abort()
             self._free.notify_all()
-        if again:
-            raise self._stopped("the server answers a plain request with a range", "bad_answer")
 
     def _fetch(self, session: Session, part: _Part, view: memoryview) -> None:
         source = self._resolver.source()
@@ -467,7 +470,7 @@ class Download:
                     raise _NoRanges()
                 self._restart(part)
         elif status == 206:
-            self._check_range(answer, part)
+            self._check_range(answer, part, whole)
         elif status == 416:
             total = (answer.header("Content-Range") or "").rpartition("/")[2]
             if total.isascii() and total.isdigit() and int(total) != self._size:
@@ -486,8 +489,10 @@ class Download:
             home = self._resolver.is_home(answer.url)
             raise refusal(answer, self._wanted, home, self._resolver.token, self._resolver.token_sent)
 
-    def _check_range(self, answer: Answer, part: _Part) -> None:
+    def _check_range(self, answer: Answer, part: _Part, whole: bool) -> None:
         got = answer.header("Content-Range")
+        if got is None and whole:
+            raise _BadAnswer(f"{answer.host} answered a plain request with a range")
         if got is None:
             raise _NoRanges(never=True)
         if got.split() != ["bytes", f"{part.position}-{part.end - 1}/{self._size}"]:
@@ -553,6 +558,7 @@ class Download:
                 self._flush(part, view, filled)
                 raise
             filled += got
+            left -= got
             now = time.monotonic()
             if got == 0:
                 self._flush(part, view, filled)
@@ -561,7 +567,8 @@ class Download:
                         f"the connection ended early: got {part.position - part.start} of {part.end - part.start} bytes"
                     )
                 return
-            if filled == len(view) or filled >= left + got or now - flushed >= 0.25:
+            some = filled >= len(view) // 16 and now - flushed >= 0.05
+            if some or filled == len(view) or left == 0 or now - flushed >= 0.1:
                 if part.position == 0 and filled < min(512, self._size):
                     continue
                 self._flush(part, view, filled)
@@ -595,6 +602,8 @@ class Download:
             self._unsynced += filled
             self._alive = max(self._alive, now)
             self._grown.notify_all()
+            if self._unsynced >= self._worth:
+                self._ended.notify_all()
 
     def _check_head(self, head: bytes, only_known: bool = False) -> None:
         """A pointer, a page or an error message shows in the first bytes; small files are left to their hash."""

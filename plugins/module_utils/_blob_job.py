@@ -101,12 +101,13 @@ class Job:
                 f"size_bytes {wanted.size} is not a size: a recipe without one is unpublished.", "bad_option"
             )
         self.wanted = wanted
-        self.options = options
+        # Absolute, whatever the caller gave: a link or marker made from a relative path would lead nowhere.
+        self.options = options._replace(cache=os.path.abspath(options.cache), state=os.path.abspath(options.state))
         self.tools = tools
         self.paths: BlobPaths = blob_paths(
-            options.cache, wanted.repo, wanted.revision, wanted.file, wanted.sha256
+            self.options.cache, wanted.repo, wanted.revision, wanted.file, wanted.sha256
         )  # fmt: skip
-        self.marker = marker_path(options.state, wanted.sha256)
+        self.marker = marker_path(self.options.state, wanted.sha256)
         self.notes: list[str] = []
         self.hashed_bytes = 0
         self.outcome: Optional[Outcome] = None
@@ -275,7 +276,7 @@ class Job:
 
     def _download(self) -> None:
         """Locks, checks the space, fetches and promotes. Someone else may have finished the file meanwhile."""
-        self._hint_case()
+        self._hint()
         folder = os.path.dirname(self.paths.blob)
         if self.wanted.size is not None:
             self._check_space(self.wanted.size)
@@ -425,8 +426,7 @@ class Job:
             os.fchown(descriptor, *self.options.owner)
         os.fsync(descriptor)
         os.replace(self.paths.partial, self.paths.blob)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.paths.sidecar)
+        discard(self.paths.partial, self.paths.sidecar)
         sync_dir(os.path.dirname(self.paths.blob))
 
     def _check_space(self, size: int) -> None:
@@ -446,7 +446,14 @@ class Job:
                 free=free,
             )
 
-    def _hint_case(self) -> None:
+    def _hint(self) -> None:
+        """Files nearby that explain disk space or spare the download. Nothing of another tool is touched."""
+        sidecar = self.paths.sidecar
+        own = {os.path.basename(p) for p in (self.paths.partial, sidecar, sidecar + ".tmp", self.paths.lock)}
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(os.path.dirname(self.paths.blob)):
+                if entry.name.startswith(self.wanted.sha256 + ".") and entry.name not in own:
+                    self.notes.append(f"left there by another tool: {entry.path} ({giga(entry.stat().st_size)})")
         for folder in same_but_case(self.paths):
             other = os.path.join(folder, "blobs", self.wanted.sha256)
             if os.path.exists(other):

@@ -84,7 +84,8 @@ class Resume(NamedTuple):
 def write_sidecar(path: str, sha256: str, size: int, done: Ranges) -> None:
     """Names the bytes that have reached the disk. The caller has synced them before."""
     value = {"version": VERSION, "sha256": sha256, "size": size, "done": done.spans()}
-    write_file(path, json.dumps(value, separators=(",", ":")).encode(), 0o600)
+    # One writer only, so one temporary name: what a kill leaves there, the next run overwrites and removes.
+    write_file(path, json.dumps(value, separators=(",", ":")).encode(), 0o600, path + ".tmp")
 
 
 def load_partial(partial: str, sidecar: str, sha256: str, size: int) -> Resume:
@@ -155,7 +156,7 @@ def _holes(path: str, length: int) -> list[tuple[int, int]]:
 
 def discard(partial: str, sidecar: str) -> None:
     """Payload and sidecar go together; the payload first, so that no sidecar is ever lost before it."""
-    for path in (partial, sidecar):
+    for path in (partial, sidecar, sidecar + ".tmp"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 

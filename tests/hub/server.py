@@ -159,7 +159,7 @@ class FakeHub:
         self.log: list[Request] = []
         self.direct = False  # True: the Hub serves the bytes itself, as a plain mirror does
         self.renamed: dict[str, str] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._secret = os.urandom(16)
         self._log_path = log_path
         self._stopped = threading.Event()
@@ -285,7 +285,8 @@ class FakeHub:
         path = f"/xet-bridge-us/{entry.git_oid[:24]}/{entry.xet}"
         mac = hmac.new(self._secret, f"{path}:{expires}".encode(), "sha256").hexdigest()
         disposition = urllib.parse.quote(f'inline; filename="{entry.name.rsplit("/", 1)[-1]}";')
-        query = f"response-content-disposition={disposition}&Expires={expires}&Policy=p&Signature={mac}&Key-Pair-Id=K"
+        session = os.urandom(4).hex()  # two addresses of one second differ, as real ones do
+        query = f"response-content-disposition={disposition}&Expires={expires}&Policy={session}&Signature={mac}"
         return f"{self.cdn_url}{path}?{query}"
 
     def check(self, path: str, query: str) -> HubFile | None:
