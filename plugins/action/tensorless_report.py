@@ -33,6 +33,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "title": {"type": "str", "default": "Fleet report"},
                 "query": {"type": "str"},
                 "share": {"type": "bool", "default": False},
+                "record": {"type": "list", "elements": "dict", "default": []},
             }
         )
         hostvars = task_vars.get("hostvars") or {}
@@ -48,6 +49,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 title=options["title"],
                 query=options["query"],
                 share=options["share"],
+                record=options["record"],
                 check_mode=self._task.check_mode,
             )
         except (Refusal, OSError) as fault:

@@ -107,11 +107,25 @@ def short_receipt(receipt: Optional[dict[str, Any]]) -> Optional[float]:
 # --- one run -----------------------------------------------------------------------------------------------------
 
 
+ECHOED = {"seed": 424242, "temperature": 0, "top_k": 1, "ignore_eos": True}
+
+
+def contradictions(settings: Any) -> list[str]:
+    """What the server says it understood, where that is not what was asked."""
+    if not isinstance(settings, dict):
+        return []
+    return [
+        f"the server took {key} as {settings[key]!r} instead of {value!r}"
+        for key, value in ECHOED.items()
+        if key in settings and settings[key] != value
+    ]
+
+
 def faults(stream: Stream, asked: int) -> list[str]:
     """Why this run is no measurement. An empty list: it is one."""
     final = stream.final or {}
     timings = final.get("timings") or {}
-    found = []
+    found = contradictions(final.get("generation_settings"))
     kind = final.get("stop_type")
     if kind == "word" or final.get("stopped_word"):
         found.append(
@@ -287,6 +301,19 @@ def stability(decode: Sequence[float], ttft: Sequence[float]) -> dict[str, Any]:
     if falling:
         notes.append(f"each run was slower than the one before ({decode[0]:.2f} to {decode[-1]:.2f} tok/s): heat?")
     return {"stable": stable, "trend": "falling" if falling else "level", "spread": spread(decode), "notes": notes}
+
+
+SETTLED_C = 5.0
+
+
+def heat(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The card's temperature at the start and at the end, and whether it had settled in between."""
+    seen = [((run.get("witness") or {}).get("fields") or {}).get("temperature_c") for run in runs]
+    gauges = [gauge for gauge in seen if gauge]
+    if not gauges:
+        return {"start_c": None, "end_c": None, "settled": None}
+    start, end = gauges[0]["min"], gauges[-1]["max"]
+    return {"start_c": start, "end_c": end, "settled": end - start < SETTLED_C}
 
 
 def compare(result: dict[str, Any], receipt_decode_tps: Optional[float], other_model: bool = False) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Optional
 from ansible_collections.tensorless.fleet.plugins.module_utils import _bench, _bench_run, _witness
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench import BenchError
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench_run import Bench, Request
+from ansible_collections.tensorless.fleet.plugins.module_utils._lease import boot_id
 
 SCOPE = ("command", "exec", "image", "runtime", "context", "threads", "container_name", "instance")
 
@@ -93,7 +94,12 @@ def act(
     """Observe, plan, apply: read the card's last result, see whether it still stands, measure where it does not."""
     directory = options["results_dir"]
     if options["mode"] == "read":
-        return {"changed": False, "measured": False, "results": _bench_run.load_results(directory)}
+        return {
+            "changed": False,
+            "measured": False,
+            "results": _bench_run.load_results(directory),
+            "boot_id": boot_id(),
+        }
     bench = Bench(make_request(options), run, say)
     stored = _bench_run.load_result(directory, bench.request.card_uuid)
     identity = bench.identity()

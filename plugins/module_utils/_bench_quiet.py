@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from ansible_collections.tensorless.fleet.plugins.module_utils import _witness
+from ansible_collections.tensorless.fleet.plugins.module_utils import _bench, _witness
 
 IO_PRESSURE = 20.0  # percent of ten seconds in which something waited for a drive: a model load, a download
 LOAD_PER_CORE = 1.0
@@ -115,12 +115,7 @@ def echo_notes(settings: Any) -> list[str]:
     """What the server says it understood, where that is not what was asked."""
     if not isinstance(settings, dict):
         return []
-    asked = {"seed": 424242, "temperature": 0, "top_k": 1, "ignore_eos": True}
-    notes = [
-        f"the server took {key} as {settings[key]!r} instead of {value!r}"
-        for key, value in asked.items()
-        if key in settings and settings[key] != value
-    ]
+    notes = _bench.contradictions(settings)
     if settings.get("ignore_eos") is True and settings.get("logit_bias") == []:
         notes.append("the server lists no end token as banned: ignore_eos may be without effect")
     return notes

@@ -141,8 +141,13 @@ class Bench:
                 pci_id=card.get("pci_id"),
                 output_sha256=texts,
                 witness=self._summary(witness, aer, card, kernel),
+                heat=_bench.heat(good),
             )
-            return result
+            if result["heat"]["settled"] is False:
+                result["notes"].append(
+                    f"the card had not settled: {result['heat']['start_c']:g} to {result['heat']['end_c']:g} degrees"
+                )
+            return {**result, "complete": True}
 
     # --- before ---------------------------------------------------------------------------------------------------
 
@@ -405,7 +410,9 @@ def load_result(directory: str, uuid: Optional[str]) -> Optional[dict[str, Any]]
             found = json.load(handle)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.get("schema") == _bench.SCHEMA else None
+    # `complete` is written last of all: without it this is part of a result.
+    whole = isinstance(found, dict) and found.get("schema") == _bench.SCHEMA and found.get("complete") is True
+    return found if whole else None
 
 
 def load_results(directory: str) -> list[dict[str, Any]]:

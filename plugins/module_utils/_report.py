@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
+from ansible_collections.tensorless.fleet.plugins.module_utils import _report_ledger
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench import DOCUMENTED_RUN, median, quantile
 from ansible_collections.tensorless.fleet.plugins.module_utils._report_findings import findings, slowness
 
@@ -47,6 +48,7 @@ def build(
     generated_at: str,
     previous: Optional[Mapping[str, Any]] = None,
     collection_version: str = "",
+    record: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The document from what each host told: name, status, reason, facts, gpus, plans, skipped, results, failures."""
     rows: list[dict[str, Any]] = []
@@ -56,6 +58,7 @@ def build(
         rows += _cards(host)
     _judge(rows)
     _history(rows, previous)
+    _restarts(people, previous)
     for row in rows:
         row.pop("_result", None)
     return {
@@ -69,6 +72,7 @@ def build(
         "cards": rows,
         "engines": _engines(rows),
         "changes": _changes(rows, people, previous, generated_at),
+        "ledger": _report_ledger.merge((previous or {}).get("ledger") or [], record, generated_at),
     }
 
 
@@ -78,7 +82,9 @@ def _host(host: Mapping[str, Any]) -> dict[str, Any]:
         "name": host["name"],
         "status": host["status"],
         "reason": host.get("reason"),
-        **{key: (host.get("facts") or {}).get(key) for key in ("machine_id", "system", "kernel", "runtime")},
+        **{key: (host.get("facts") or {}).get(key) for key in ("machine_id", "system", "kernel", "runtime", "boot_id")},
+        "restart_cause": (host.get("facts") or {}).get("restart_cause"),
+        "restarted": False,
         "driver_version": gpus.get("driver_version"),
         "kernel_module": gpus.get("kernel_module"),
         "gpu_state": gpus.get("state"),
@@ -290,8 +296,19 @@ def _history(rows: Iterable[dict[str, Any]], previous: Optional[Mapping[str, Any
         row["history"] = kept[-HISTORY:]
 
 
+def _restarts(hosts: Iterable[dict[str, Any]], previous: Optional[Mapping[str, Any]]) -> None:
+    """A host whose boot is another one than in the report before, with no cause that anybody recorded."""
+    past = {host.get("name"): host for host in (previous or {}).get("hosts") or []}
+    for host in hosts:
+        before = past.get(host["name"]) or {}
+        was, now = before.get("boot_id"), host["boot_id"]
+        moved = bool(was and now and was != now)
+        # It stays said until a cause is given, not only in the one report that noticed.
+        host["restarted"] = (moved or bool(before.get("restarted"))) and not host["restart_cause"]
+
+
 WATCHED_CARD = ("driver_version", "image_digest", "plan_hash", "model_sha256", "host", "pci_id", "untuned_label")
-WATCHED_HOST = ("kernel", "system", "driver_version", "kernel_module", "runtime", "machine_id")
+WATCHED_HOST = ("boot_id", "kernel", "system", "driver_version", "kernel_module", "runtime", "machine_id")
 
 
 def _changes(

@@ -60,6 +60,8 @@ def summary(document: Mapping[str, Any]) -> list[str]:
     for host in document["hosts"]:
         if host["status"] != "ok":
             lines.append(f"{clean(host['name'])}: {host['status'].replace('_', ' ')}: {clean(host['reason'])}")
+        if host.get("restarted"):
+            lines.append(f"{clean(host['name'])}: was restarted since an earlier report, and no cause is recorded")
     for card in document["cards"]:
         where = f"{clean(card['host'])} {short_uuid(card['uuid'])}"
         if card.get("decode_tps") is not None:
@@ -132,6 +134,9 @@ def to_markdown(document: Mapping[str, Any], title: str = "Fleet report") -> str
                 for e in document["engines"]
             ],
         )
+    if document.get("ledger"):
+        lines += ["## Ledger", ""]
+        lines += _table(["id", "state", "claim", "why"], [_ledger_row(entry) for entry in document["ledger"]])
     if document["changes"]:
         lines += ["## What changed", ""]
         lines += _table(
@@ -140,6 +145,13 @@ def to_markdown(document: Mapping[str, Any], title: str = "Fleet report") -> str
         )
     lines += ["Rates are measured, differences derived, receipts read. See docs/reference/measuring-rules.md.", ""]
     return "\n".join(lines)
+
+
+def _ledger_row(entry: Mapping[str, Any]) -> list[str]:
+    claim = markdown(entry["claim"])
+    if entry["state"] == "struck":
+        claim = f"~~{claim}~~ struck {markdown(entry['struck_at'])}, see {markdown(entry['replaced_by'])}"
+    return [markdown(entry["id"]), markdown(entry["state"]), claim, markdown(entry.get("reason"))]
 
 
 CSV_COLUMNS = (

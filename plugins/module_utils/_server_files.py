@@ -30,6 +30,7 @@ Description=tensorless model server %i
 Wants=network-online.target
 After=network-online.target docker.service nvidia-persistenced.service
 After=tensorless-cdi.service nvidia-cdi-refresh.service
+# Six starts in an hour end a crash loop; a model that loads for ten minutes can still fail six times within it.
 StartLimitIntervalSec=3600
 StartLimitBurst=6
 
@@ -39,9 +40,14 @@ ExecStart={launcher} start {instances}/%i.json
 ExecStop={launcher} stop {instances}/%i.json
 ExecStopPost={launcher} settle {instances}/%i.json
 Restart=on-failure
+# Long enough for the runtime to let go of the name and the port, short against loading a model.
 RestartSec=5
+# 78: the instance's file cannot be used; another start would not change that.
 RestartPreventExitStatus=78
+# Asked for to stop: SIGTERM's 143, and 137 where an open answer outlasted the grace. The launcher turns a kill that
+# nobody asked for into a failure.
 SuccessExitStatus=143 137
+# The container's own grace is 90 s, and the service manager's limit has to be longer.
 TimeoutStopSec=150
 RuntimeDirectory=tensorless/%i
 SyslogIdentifier=tensorless

@@ -223,6 +223,10 @@ result:
       C(docs/reference/bench-result.md).
   returned: when there is a result
   type: dict
+boot_id:
+  description: Which boot of the host this is.
+  returned: when O(mode) is V(read)
+  type: str
 results:
   description: The last result of each card of the host.
   returned: when O(mode) is V(read)

@@ -44,6 +44,14 @@ options:
     description: Replace host names, card UUIDs, addresses and user names, and leave out machine ids and PCI addresses.
     type: bool
     default: false
+  record:
+    description:
+      - Entries for the report's ledger, each with C(id), C(claim), and where wanted C(state) (V(stands), V(declined),
+        V(not filed) or V(superseded)), C(reason) and C(corrects), the id of the entry that it strikes. Entries are
+        never edited or removed.
+    type: list
+    elements: dict
+    default: []
 attributes:
   check_mode:
     support: full

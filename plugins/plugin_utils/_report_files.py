@@ -69,13 +69,14 @@ def write(
     query: Optional[str] = None,
     share: bool = False,
     check_mode: bool = False,
+    record: Sequence[Mapping[str, Any]] = (),
     now: Optional[str] = None,
 ) -> dict[str, Any]:
     """Build the document and bring the files to it. Nothing is rewritten when nothing but the time is new."""
     search = _query(query)
     before = previous(dest)
     stamp = now or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    document = json.loads(json.dumps(_report.build(hosts, stamp, before, collection_version())))
+    document = json.loads(json.dumps(_report.build(hosts, stamp, before, collection_version(), record)))
     if share:
         document = _report_share.redact(document)
     wrong = _report.problems(document)

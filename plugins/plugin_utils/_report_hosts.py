@@ -48,6 +48,8 @@ def describe(name: str, known: Mapping[str, Any]) -> dict[str, Any]:
         "reason": reason,
         "facts": {
             "machine_id": facts.get("machine_id"),
+            "boot_id": _fact(known, "bench_boot_id"),
+            "restart_cause": _fact(known, "tensorless_restart_cause"),
             "system": " ".join(str(facts.get(key) or "") for key in ("distribution", "distribution_version")).strip()
             or None,
             "kernel": facts.get("kernel"),

@@ -58,6 +58,7 @@ def render(document: Mapping[str, Any], title: str = "Fleet report") -> str:
         _hosts(document["hosts"]),
         _engines(document["engines"]),
         _changes(document["changes"]),
+        _ledger(document.get("ledger") or []),
         "</main><footer><p>Decode is the tokens after the first over the time from the first to the last, by the "
         "server's own token counter; TTFT is from the request to the first token. Rates are measured, differences are "
         "derived, receipts are read. Peaks of the witness are lower bounds: a spike between two samples is not seen. "
@@ -98,6 +99,9 @@ def _attention(document: Mapping[str, Any]) -> str:
         if host["status"] != "ok":
             word = h(host["status"].replace("_", " "))
             items.append(f'<li class="bad"><strong>{h(host["name"])}</strong>: {word}. {h(host["reason"])}</li>')
+        if host.get("restarted"):
+            text = "was restarted since an earlier report, and no cause is recorded"
+            items.append(f"<li><strong>{h(host['name'])}</strong> {text}.</li>")
     for number, card in enumerate(document["cards"]):
         where = f'<strong><a href="#card-{number}">{h(card["host"])} {h(short_uuid(card["uuid"]))}</a></strong>'
         if card["status"] == "failed":
@@ -358,3 +362,12 @@ def _changes(changes: Sequence[Mapping[str, Any]]) -> str:
     return "<h2>What changed</h2>" + table(
         "Changes since earlier reports", ("when", "what", "field", "was", "now"), rows
     )
+
+
+def _ledger(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Claims and what became of them; a struck one stays readable."""
+    if not entries:
+        return ""
+    rows = [[e["id"], e["state"], e["claim"], e.get("reason"), e.get("replaced_by")] for e in entries]
+    heads = ("id", "state", "claim", "why", "replaced by")
+    return "<h2>Ledger</h2>" + table("What was claimed, and what became of it", heads, rows)

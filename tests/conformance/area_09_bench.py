@@ -46,7 +46,7 @@ def _prompt(_env: Env, given: dict[str, Any]) -> dict[str, Any]:
 
 def _requests(env: Env, given: dict[str, Any]) -> dict[str, Any]:
     """What really goes over the wire, as a server saw it."""
-    answers = [Answer(frames(n)) for n in (8, *[given["tokens"]] * given["runs"])]
+    answers = [Answer(frames(n, gap=0.001)) for n in (8, *[given["tokens"]] * given["runs"])]
     with FakeLlama(answers) as server:
         request = _bench_run.Request("m", port=server.port, runs=given["runs"], tokens=given["tokens"], on_busy="label")
         _bench_run.Bench(request, _no_programs).measure()
@@ -134,7 +134,7 @@ def _bench_case(env: Env, given: dict[str, Any]) -> dict[str, Any]:
         bench = _bench_run.Bench(request, _no_programs)
         request.port = 1
         bench.measure()
-    with FakeLlama([Answer(frames(8)), *[Answer(frames(256))] * 3], models=given.get("served_models") or []) as server:
+    with FakeLlama([Answer(frames(8)), *[Answer(frames(256, gap=0.001))] * 3], models=given.get("served_models") or []) as server:
         bench = _bench_run.Bench(_request(env, given, port=server.port), _no_programs)
         result = bench.measure()
     return {

@@ -46,7 +46,7 @@ def last(count: int, prompt: int = 429, spent_ms: float = 1000.0, **more: Any) -
     return frame(index=0, content="", tokens=[], stop=True, model="m", **fields)
 
 
-def frames(count: int, gap: float = 0.0002, **more: Any) -> list[Any]:
+def frames(count: int, gap: float = 0.004, **more: Any) -> list[Any]:
     """An ordinary answer of `count` tokens."""
     parts: list[Any] = [(0.002 + place * gap, token(place + 1)) for place in range(count)]
     return [*parts, last(count, spent_ms=max(0.001, (count - 1) * gap * 1000), **more)]

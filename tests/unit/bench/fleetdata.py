@@ -99,6 +99,7 @@ def result(
     steady = _bench.stability([r["decode_tps"] for r in runs], [r["ttft_ms"] for r in runs])
     out.update(
         schema=1,
+        complete=True,
         method=_bench.METHOD,
         measured_at="2026-11-29T22:00:00Z",
         card_uuid=uuid(number),
