@@ -10,7 +10,7 @@ import pytest
 
 from tests.fleet.server.rig import Rig, cgroups, prepare
 
-SUITES = {"bookworm": ("srv-bookworm", "10.213.13.11"), "trixie": ("srv-trixie", "10.213.24.11")}
+SUITES = {"bookworm": ("srv-bookworm", "10.213.23.11"), "trixie": ("srv-trixie", "10.213.24.11")}
 CASES = [
     pytest.param(("bookworm", "podman"), id="podman-4.3"),
     pytest.param(("bookworm", "docker"), id="docker-20.10"),

@@ -67,7 +67,7 @@ class Rig:
         """Runs a module of the collection on the host, over ssh and sudo, and returns its result."""
         with tempfile.TemporaryDirectory() as folder:
             argv = self._play(pathlib.Path(folder), name, check, options)
-            done = subprocess.run(argv, capture_output=True, text=True, env=_environment(), check=False)
+            done = subprocess.run(argv, capture_output=True, text=True, env=environment(), check=False)
             result = pathlib.Path(folder) / "result.json"
             assert result.exists(), done.stdout + done.stderr
             data: dict[str, Any] = json.loads(result.read_text())
@@ -79,29 +79,32 @@ class Rig:
         """Starts it and returns at once; the caller ends it."""
         folder = tempfile.mkdtemp()
         argv = self._play(pathlib.Path(folder), name, False, options)
-        return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
+        return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
 
     def _play(self, folder: pathlib.Path, name: str, check: bool, options: dict[str, Any]) -> list[str]:
-        """Writes what Ansible needs into a folder; returns its command line."""
-        tasks = [
-            {
-                f"tensorless.fleet.{name}": "{{ lookup('file', 'options.json') | from_json }}",
-                "register": "done",
-                "ignore_errors": True,
-            },
-            {
-                "ansible.builtin.copy": {
-                    "content": "{{ done | to_json }}",
-                    "dest": f"{folder}/result.json",
-                    "mode": "0600",
-                },
-                "delegate_to": "localhost",
-                "become": False,
-                "check_mode": False,
-                "diff": False,
-                "vars": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable},
-            },
-        ]
+        """Writes what one task needs into a folder; returns Ansible's command line."""
+        (folder / "options.json").write_text(json.dumps(options))
+        task = {
+            f"tensorless.fleet.{name}": "{{ lookup('file', 'options.json') | from_json }}",
+            "register": "done",
+            "ignore_errors": True,
+        }
+        argv = self.command(folder, [task, self.bring("{{ done | to_json }}", folder / "result.json")])
+        return [*argv, *(["--check"] if check else []), "--diff"]
+
+    def bring(self, content: str, path: pathlib.Path) -> dict[str, Any]:
+        """A task that writes a text of the play to a file on this machine."""
+        return {
+            "ansible.builtin.copy": {"content": content, "dest": str(path), "mode": "0600"},
+            "delegate_to": "localhost",
+            "become": False,
+            "check_mode": False,
+            "diff": False,
+            "vars": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable},
+        }
+
+    def command(self, folder: pathlib.Path, tasks: list[dict[str, Any]]) -> list[str]:
+        """The command line that runs these tasks on the host."""
         host = {
             "ansible_host": self.host.ip,
             "ansible_user": SSH_USER,
@@ -109,15 +112,10 @@ class Rig:
             "ansible_python_interpreter": "/usr/bin/python3",
         }
         play = [{"hosts": "all", "gather_facts": False, "become": True, "tasks": tasks}]
-        for file, content in (
-            ("options.json", options),
-            ("play.yml", play),
-            ("inventory.json", {"all": {"hosts": {self.host.name: host}}}),
-        ):
-            (folder / file).write_text(json.dumps(content))
+        (folder / "play.yml").write_text(json.dumps(play))
+        (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": {self.host.name: host}}}))
         program = f"{os.path.dirname(sys.executable)}/ansible-playbook"
-        inventory, play_file = f"{folder}/inventory.json", f"{folder}/play.yml"
-        return [program, "-i", inventory, play_file, *(["--check"] if check else []), "--diff"]
+        return [program, "-i", f"{folder}/inventory.json", f"{folder}/play.yml"]
 
     def serve(self, *plans: dict[str, Any], **options: Any) -> dict[str, Any]:
         return self.module("tensorless_server", plans=list(plans), **{"health_timeout": 120, **options})
@@ -143,7 +141,7 @@ class Rig:
         return [r for r in ("podman", "docker") if self.host.exec("which", r, check=False).returncode == 0]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return {
         **os.environ,
         "ANSIBLE_PIPELINING": "1",
