@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.simulators build OUT_DIR`: the packages and signed flat apt repositories of tests/simulators/catalogue.py.
+"""`python -m tests.simulators build OUT_DIR` makes the packages of catalogue.py, and signed flat repositories.
 
-OUT_DIR/<repository>/ holds the .deb files, Packages, Release and InRelease; OUT_DIR/key.asc is the signing key's public half.
-`python -m tests.simulators debs OUT_DIR VERSION` prints the files of one whole driver set of the cuda repository, for dpkg -i.
+OUT_DIR/<repository>/ holds the .deb files, Packages, Release and InRelease; OUT_DIR/key.asc is the public key.
+`python -m tests.simulators debs OUT_DIR VERSION` prints the files of one driver set of the cuda repository, for dpkg.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from pathlib import Path
 from tests.simulators.catalogue import FILES, REPOSITORIES, Package
 
 DRIVER_SET = (
-    "libnvidia-ml1 libcuda1 libnvidia-ptxjitcompiler1 firmware-nvidia-gsp nvidia-modprobe nvidia-kernel-support "
-    "nvidia-kernel-dkms nvidia-persistenced nvidia-driver-cuda"
-).split()
+    "libnvidia-ml1",
+    "libcuda1",
+    "libnvidia-ptxjitcompiler1",
+    "firmware-nvidia-gsp",
+    "nvidia-modprobe",
+    "nvidia-kernel-support",
+    "nvidia-kernel-dkms",
+    "nvidia-persistenced",
+    "nvidia-driver-cuda",
+)
 
 
 def control(package: Package) -> str:

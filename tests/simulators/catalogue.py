@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages of the local repositories: names, versions and dependencies as in NVIDIA's and the distributions' own."""
+"""The packages of the local repositories: names, versions and dependencies as in the real ones."""
 
 from __future__ import annotations
 
@@ -83,26 +83,49 @@ def cuda() -> list[Package]:
             Package("firmware-nvidia-gsp", version),
             Package("nvidia-modprobe", version),
             Package("nvidia-kernel-support", version, f"nvidia-modprobe {same}"),
-            kernel("nvidia-kernel-dkms", release, version, "proprietary",
-                   f"nvidia-kernel-support {same}, firmware-nvidia-gsp {same}", conflicts="nvidia-kernel-open-dkms",
-                   provides=f"nvidia-kernel-{release}"),
-            kernel("nvidia-kernel-open-dkms", release, version, "open",
-                   f"nvidia-kernel-support {same}, firmware-nvidia-gsp {same}", conflicts="nvidia-kernel-dkms",
-                   provides=f"nvidia-kernel-{release}"),
+            kernel(
+                "nvidia-kernel-dkms",
+                release,
+                version,
+                "proprietary",
+                f"nvidia-kernel-support {same}, firmware-nvidia-gsp {same}",
+                conflicts="nvidia-kernel-open-dkms",
+                provides=f"nvidia-kernel-{release}",
+            ),
+            kernel(
+                "nvidia-kernel-open-dkms",
+                release,
+                version,
+                "open",
+                f"nvidia-kernel-support {same}, firmware-nvidia-gsp {same}",
+                conflicts="nvidia-kernel-dkms",
+                provides=f"nvidia-kernel-{release}",
+            ),
             persistenced(version, f"libnvidia-ml1 {same}"),
-            smi("nvidia-driver-cuda", version,
+            smi(
+                "nvidia-driver-cuda",
+                version,
                 f"libnvidia-ml1 {same}, libcuda1 {same}, libnvidia-ptxjitcompiler1 {same}, nvidia-persistenced {same}, "
-                f"nvidia-kernel-dkms {same} | nvidia-kernel-open-dkms {same}"),
+                f"nvidia-kernel-dkms {same} | nvidia-kernel-open-dkms {same}",
+            ),
             Package("nvidia-settings", version),
             Package("nvidia-xconfig", version),
             Package("xserver-xorg-video-nvidia", version),
-            Package("nvidia-driver", version, f"nvidia-driver-cuda {same}, nvidia-kernel-dkms {same} | "
-                    f"nvidia-kernel-open-dkms {same}, xserver-xorg-video-nvidia {same}"),
+            Package(
+                "nvidia-driver",
+                version,
+                f"nvidia-driver-cuda {same}, nvidia-kernel-dkms {same} | "
+                f"nvidia-kernel-open-dkms {same}, xserver-xorg-video-nvidia {same}",
+            ),
             Package("nvidia-open", version, f"nvidia-driver {same}, nvidia-kernel-open-dkms {same}"),
-            Package("cuda-drivers", version, f"nvidia-driver (>= {release}), nvidia-driver-cuda (>= {release}), "
-                    f"nvidia-kernel-dkms (>= {release}), nvidia-settings (>= {release}), nvidia-xconfig (>= {release})",
-                    provides=f"cuda-drivers-{branch}"),
-        ]  # fmt: skip
+            Package(
+                "cuda-drivers",
+                version,
+                f"nvidia-driver (>= {release}), nvidia-driver-cuda (>= {release}), "
+                f"nvidia-kernel-dkms (>= {release}), nvidia-settings (>= {release}), nvidia-xconfig (>= {release})",
+                provides=f"cuda-drivers-{branch}",
+            ),
+        ]
     floors = {"535": "535.104.05", "570": "570.86.10", "580": "580.65.06", "590": "590.44.01"}
     for branch, floor in floors.items():
         release = [r for r in CUDA_VERSIONS if r.startswith(branch)][-1]
@@ -130,29 +153,70 @@ def ubuntu() -> list[Package]:
         for server in ("", "-server"):
             version = f"{release}-0ubuntu0.24.04.1"
             same, tail = f"(= {version})", f"{branch}{server}"
-            compute = library(f"libnvidia-compute-{tail}", "libnvidia-ml", release, version,
-                              provides="libnvidia-ml1, libcuda1", conflicts="libnvidia-compute")  # fmt: skip
+            compute = library(
+                f"libnvidia-compute-{tail}",
+                "libnvidia-ml",
+                release,
+                version,
+                provides="libnvidia-ml1, libcuda1",
+                conflicts="libnvidia-compute",
+            )
             compute.files[f"{LIB}/libcuda.so.{release}"] = "stand-in\n"
             compute.files[f"{LIB}/libcuda.so.1"] = f"->libcuda.so.{release}"
             compute.provides += ", libnvidia-compute"
             found += [
                 compute,
-                Package(f"nvidia-kernel-common-{tail}", version, conflicts="nvidia-kernel-common", provides="nvidia-kernel-common"),
-                smi(f"nvidia-utils-{tail}", version, f"libnvidia-compute-{tail} {same}", conflicts="nvidia-utils",
-                    provides="nvidia-utils"),
-                kernel(f"nvidia-dkms-{tail}", release, version, "proprietary", f"nvidia-kernel-common-{tail} {same}",
-                       conflicts="nvidia-kernel-module", provides="nvidia-kernel-module"),
-                kernel(f"nvidia-dkms-{tail}-open", release, version, "open", f"nvidia-kernel-common-{tail} {same}",
-                       conflicts="nvidia-kernel-module", provides="nvidia-kernel-module"),
-                Package(f"nvidia-headless-{tail}", version, f"nvidia-dkms-{tail} {same}, libnvidia-compute-{tail} {same}"),
-                Package(f"nvidia-headless-{tail}-open", version,
-                        f"nvidia-dkms-{tail}-open {same}, libnvidia-compute-{tail} {same}"),
+                Package(
+                    f"nvidia-kernel-common-{tail}",
+                    version,
+                    conflicts="nvidia-kernel-common",
+                    provides="nvidia-kernel-common",
+                ),
+                smi(
+                    f"nvidia-utils-{tail}",
+                    version,
+                    f"libnvidia-compute-{tail} {same}",
+                    conflicts="nvidia-utils",
+                    provides="nvidia-utils",
+                ),
+                kernel(
+                    f"nvidia-dkms-{tail}",
+                    release,
+                    version,
+                    "proprietary",
+                    f"nvidia-kernel-common-{tail} {same}",
+                    conflicts="nvidia-kernel-module",
+                    provides="nvidia-kernel-module",
+                ),
+                kernel(
+                    f"nvidia-dkms-{tail}-open",
+                    release,
+                    version,
+                    "open",
+                    f"nvidia-kernel-common-{tail} {same}",
+                    conflicts="nvidia-kernel-module",
+                    provides="nvidia-kernel-module",
+                ),
+                Package(
+                    f"nvidia-headless-{tail}", version, f"nvidia-dkms-{tail} {same}, libnvidia-compute-{tail} {same}"
+                ),
+                Package(
+                    f"nvidia-headless-{tail}-open",
+                    version,
+                    f"nvidia-dkms-{tail}-open {same}, libnvidia-compute-{tail} {same}",
+                ),
                 Package(f"nvidia-driver-{tail}", version, f"nvidia-headless-{tail} {same}, nvidia-utils-{tail} {same}"),
-                Package(f"nvidia-driver-{tail}-open", version,
-                        f"nvidia-headless-{tail}-open {same}, nvidia-utils-{tail} {same}"),
-            ]  # fmt: skip
-    for name, target in [("nvidia-headless-565-server", "nvidia-headless-580-server"), ("nvidia-driver-550-server", "nvidia-driver-580-server"),
-                         ("nvidia-driver-575-server", "nvidia-driver-590-server")]:  # fmt: skip
+                Package(
+                    f"nvidia-driver-{tail}-open",
+                    version,
+                    f"nvidia-headless-{tail}-open {same}, nvidia-utils-{tail} {same}",
+                ),
+            ]
+    for name, target in [
+        ("nvidia-headless-565-server", "nvidia-headless-580-server"),
+        ("nvidia-driver-550-server", "nvidia-driver-580-server"),
+        ("nvidia-driver-575-server", "nvidia-driver-590-server"),
+    ]:
         branch = name.split("-")[2]
         found.append(
             Package(
@@ -177,14 +241,30 @@ def debian() -> list[Package]:
             smi("nvidia-smi", version, f"libnvidia-ml1 {same}"),
             persistenced(version, f"libnvidia-ml1 {same}"),
             Package("nvidia-kernel-support", version),
-            kernel("nvidia-kernel-dkms", release, version, "proprietary", f"nvidia-kernel-support {same}",
-                   conflicts="nvidia-open-kernel-dkms"),
-            kernel("nvidia-open-kernel-dkms", release, version, "open", f"nvidia-kernel-support {same}",
-                   conflicts="nvidia-kernel-dkms"),
+            kernel(
+                "nvidia-kernel-dkms",
+                release,
+                version,
+                "proprietary",
+                f"nvidia-kernel-support {same}",
+                conflicts="nvidia-open-kernel-dkms",
+            ),
+            kernel(
+                "nvidia-open-kernel-dkms",
+                release,
+                version,
+                "open",
+                f"nvidia-kernel-support {same}",
+                conflicts="nvidia-kernel-dkms",
+            ),
             Package("nvidia-driver-bin", version),
-            Package("nvidia-driver", version, f"nvidia-kernel-dkms {same} | nvidia-open-kernel-dkms {same}, "
-                    f"nvidia-driver-bin {same}, nvidia-smi {same}, libcuda1 {same}, nvidia-persistenced {same}"),
-        ]  # fmt: skip
+            Package(
+                "nvidia-driver",
+                version,
+                f"nvidia-kernel-dkms {same} | nvidia-open-kernel-dkms {same}, "
+                f"nvidia-driver-bin {same}, nvidia-smi {same}, libcuda1 {same}, nvidia-persistenced {same}",
+            ),
+        ]
     return found
 
 
@@ -204,9 +284,13 @@ def toolkit() -> list[Package]:
                 "usr/lib/nvidia-sim/toolkit-version": release + "\n",
                 "usr/lib/nvidia-sim/nvidia-smi-in-container": file("nvidia-smi-in-container"),
             },
-            executables=("usr/bin/nvidia-ctk", "usr/bin/nvidia-cdi-hook", "usr/bin/nvidia-container-runtime",
-                         "usr/lib/nvidia-sim/nvidia-smi-in-container"),
-        )  # fmt: skip
+            executables=(
+                "usr/bin/nvidia-ctk",
+                "usr/bin/nvidia-cdi-hook",
+                "usr/bin/nvidia-container-runtime",
+                "usr/lib/nvidia-sim/nvidia-smi-in-container",
+            ),
+        )
         if release >= "1.18":
             base.files["etc/systemd/system/nvidia-cdi-refresh.service"] = (
                 "[Unit]\nDescription=Refresh NVIDIA CDI specification file\n\n[Service]\nType=oneshot\n"

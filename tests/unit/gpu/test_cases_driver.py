@@ -148,11 +148,19 @@ def test_d03_open_module() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "nvidia-open", "nvidia-dkms-580-open", "nvidia-driver-570-server-open", "linux-modules-nvidia-580-open-generic",
-        "linux-modules-nvidia-580-server-open-generic", "nvidia-open-kernel-dkms", "nvidia-tesla-535-open-kernel-dkms",
-        "kmod-nvidia-open-dkms", "nvidia-lts-open", "nvidia-driver:open-dkms", "nvidia-driver:580-open",
+        "nvidia-open",
+        "nvidia-dkms-580-open",
+        "nvidia-driver-570-server-open",
+        "linux-modules-nvidia-580-open-generic",
+        "linux-modules-nvidia-580-server-open-generic",
+        "nvidia-open-kernel-dkms",
+        "nvidia-tesla-535-open-kernel-dkms",
+        "kmod-nvidia-open-dkms",
+        "nvidia-lts-open",
+        "nvidia-driver:open-dkms",
+        "nvidia-driver:580-open",
     ],
-)  # fmt: skip
+)
 def test_d03_open_packages_are_refused(name: str) -> None:
     assert _driver.is_open_package(name)
     assert _driver.name_problem(name)
@@ -195,12 +203,22 @@ def test_d05_blacklist_names_the_libraries_too() -> None:
 @pytest.mark.parametrize(
     ("name", "driver"),
     [
-        ("nvidia-container-toolkit", False), ("nvidia-container-toolkit-base", False), ("libnvidia-container1", False),
-        ("libnvidia-container-tools", False), ("nvidia-cuda-toolkit", False), ("libnvidia-ml1", True), ("libcuda1", True),
-        ("nvidia-utils-580", True), ("cuda-drivers-580", True), ("firmware-nvidia-gsp", True), ("xserver-xorg-video-nvidia", True),
-        ("linux-modules-nvidia-580-generic", True), ("kmod-nvidia-latest-dkms", True), ("bash", False),
+        ("nvidia-container-toolkit", False),
+        ("nvidia-container-toolkit-base", False),
+        ("libnvidia-container1", False),
+        ("libnvidia-container-tools", False),
+        ("nvidia-cuda-toolkit", False),
+        ("libnvidia-ml1", True),
+        ("libcuda1", True),
+        ("nvidia-utils-580", True),
+        ("cuda-drivers-580", True),
+        ("firmware-nvidia-gsp", True),
+        ("xserver-xorg-video-nvidia", True),
+        ("linux-modules-nvidia-580-generic", True),
+        ("kmod-nvidia-latest-dkms", True),
+        ("bash", False),
     ],
-)  # fmt: skip
+)
 def test_d05_what_belongs_to_the_driver(name: str, driver: bool) -> None:
     assert _driver.is_driver_package(name) is driver
 
@@ -267,7 +285,8 @@ def test_d07_dnf_transaction_is_read() -> None:
     [
         ("nvidia/580.159.04, 6.8.0-90-generic, x86_64: installed\n", ["6.8.0-101-generic"]),
         (
-            "nvidia/580.159.04, 6.8.0-90-generic, x86_64: installed\nnvidia/580.159.04, 6.8.0-101-generic, x86_64: installed\n",
+            "nvidia/580.159.04, 6.8.0-90-generic, x86_64: installed\n"
+            "nvidia/580.159.04, 6.8.0-101-generic, x86_64: installed\n",
             [],
         ),
         ("nvidia/580.159.04, 6.8.0-90-generic, x86_64: built\n", ["6.8.0-90-generic", "6.8.0-101-generic"]),
@@ -332,7 +351,8 @@ def test_d10_reserved_for_virtual_machines_is_not_lost() -> None:
 
 
 def test_o04_xid() -> None:
-    log = "NVRM: Xid (PCI:0000:82:00): 79, GPU has fallen off the bus.\nNVRM: GPU 0000:82:00.0: GPU has fallen off the bus.\n"
+    log = "NVRM: Xid (PCI:0000:82:00): 79, GPU has fallen off the bus.\n"
+    log += "NVRM: GPU 0000:82:00.0: GPU has fallen off the bus.\n"
     found = _gpu_log.faults(log)
     assert [(item["kind"], item["pci_id"], item["xid"]) for item in found] == [
         ("xid", "0000:82:00.0", 79),
@@ -349,7 +369,7 @@ def test_o04_noxid() -> None:
 
 
 def test_o04_p100_ecc() -> None:
-    log = "NVRM: Xid (PCI:0000:82:00): 48, pid=1\nNVRM: Xid (PCI:0000:82:00): 62, 1\nNVRM: Xid (PCI:0000:82:00): 48, pid=2\n"
+    log = "".join(f"NVRM: Xid (PCI:0000:82:00): {what}\n" for what in ("48, pid=1", "62, 1", "48, pid=2"))
     assert [(item["xid"], item["count"]) for item in _gpu_log.faults(log)] == [(48, 2), (62, 1)]
 
 
@@ -391,10 +411,17 @@ def test_guard_1_installed_versions_too() -> None:
 
 def test_guard_1_way_back() -> None:
     manager = FakeManager(
-        installed={"nvidia-driver": "590.48.01-1", "nvidia-kernel-dkms": "590.48.01-1", "cuda-drivers-590": "590.48.01-1"},
-        steps=[Step("nvidia-driver", "590.48.01-1", "580.105.08-1"), Step("nvidia-kernel-dkms", "590.48.01-1", "580.105.08-1"),
-               Step("cuda-drivers-590", "590.48.01-1", "580.105.08-1")],
-    )  # fmt: skip
+        installed={
+            "nvidia-driver": "590.48.01-1",
+            "nvidia-kernel-dkms": "590.48.01-1",
+            "cuda-drivers-590": "590.48.01-1",
+        },
+        steps=[
+            Step("nvidia-driver", "590.48.01-1", "580.105.08-1"),
+            Step("nvidia-kernel-dkms", "590.48.01-1", "580.105.08-1"),
+            Step("cuda-drivers-590", "590.48.01-1", "580.105.08-1"),
+        ],
+    )
     changes = work(manager, bare(), Wish(headers=False, allow_downgrade=True)).plan()
     assert any(change.text.startswith("install the driver 580.105.08-1") for change in changes)
     assert "nvidia-driver" in manager.asked

@@ -44,8 +44,15 @@ def test_n01_header_line_is_no_card() -> None:
 
 def test_n01_mixed_3060_p100() -> None:
     """A mixed host: the P100 is index 1, and the open module is wrong for the whole host."""
-    geforce = {**P100, "uuid": "GPU-22222222-2222-3333-4444-555555555555", "name": "NVIDIA GeForce RTX 3060", "compute_cap": "8.6",
-               "memory.total": "12288 MiB", "pci.bus_id": "00000000:01:00.0", "pci.device_id": "0x250310DE"}  # fmt: skip
+    geforce = {
+        **P100,
+        "uuid": "GPU-22222222-2222-3333-4444-555555555555",
+        "name": "NVIDIA GeForce RTX 3060",
+        "compute_cap": "8.6",
+        "memory.total": "12288 MiB",
+        "pci.bus_id": "00000000:01:00.0",
+        "pci.device_id": "0x250310DE",
+    }
     rows = [geforce, {**P100, "index": "1"}]
     found = facts(Smi(rows))
     assert [card["name"] for card in found["cards"]] == ["NVIDIA GeForce RTX 3060", "Tesla P100-PCIE-16GB"]
@@ -59,8 +66,12 @@ def _captured(argv: list[str], name: str = "csv.rc0.txt", xml: str = "q.xml") ->
         return 0, (H200 / xml).read_text(encoding="utf-8"), ""
     lines = (H200 / name).read_text(encoding="utf-8").splitlines()
     asked = next(word for word in argv if word.startswith("--query-gpu=")).partition("=")[2].split(",")
-    echo = {"clocks.sm": "clocks.current.sm", "clocks.mem": "clocks.current.memory", "clocks.max.mem": "clocks.max.memory",
-            "clocks_throttle_reasons.active": "clocks_event_reasons.active"}  # fmt: skip
+    echo = {
+        "clocks.sm": "clocks.current.sm",
+        "clocks.mem": "clocks.current.memory",
+        "clocks.max.mem": "clocks.max.memory",
+        "clocks_throttle_reasons.active": "clocks_event_reasons.active",
+    }
     heads = [head.split(" [")[0] for head in lines[0].split(", ")]
     cells = dict(zip(heads, lines[1].split(", "), strict=True))
     return 0, ", ".join(cells[echo.get(name, name)] for name in asked) + "\n", ""
@@ -72,14 +83,35 @@ def test_n02_real_h200_csv() -> None:
     found = read_gpus(_captured, "nvidia-smi", FakeFiles(files))
     card = found["cards"][0]
     expected = {
-        "index": 0, "name": "NVIDIA H200", "compute_capability": "9.0", "memory_mib": 143771, "memory_used_mib": 0,
-        "memory_free_mib": 143156, "pci_id": "0000:83:00.0", "device_id": "10de:2335", "persistence_mode": True,
-        "pcie_gen": 5, "pcie_gen_max": 5, "pcie_width": 16, "temperature_c": 42, "temperature_memory_c": 39,
-        "clock_sm_mhz": 1980, "clock_memory_mhz": 3201, "clock_memory_max_mhz": 3201, "power_w": 131.38,
-        "power_limit_w": 700.0, "throttle_mask": "0x0000000000000001", "throttle_reasons": ["gpu_idle"], "ecc": True,
-        "ecc_uncorrected": 0, "retired_pages_single": None, "retired_pages_pending": None, "mig": False,
-        "utilization_percent": 0, "healthy": True,
-    }  # fmt: skip
+        "index": 0,
+        "name": "NVIDIA H200",
+        "compute_capability": "9.0",
+        "memory_mib": 143771,
+        "memory_used_mib": 0,
+        "memory_free_mib": 143156,
+        "pci_id": "0000:83:00.0",
+        "device_id": "10de:2335",
+        "persistence_mode": True,
+        "pcie_gen": 5,
+        "pcie_gen_max": 5,
+        "pcie_width": 16,
+        "temperature_c": 42,
+        "temperature_memory_c": 39,
+        "clock_sm_mhz": 1980,
+        "clock_memory_mhz": 3201,
+        "clock_memory_max_mhz": 3201,
+        "power_w": 131.38,
+        "power_limit_w": 700.0,
+        "throttle_mask": "0x0000000000000001",
+        "throttle_reasons": ["gpu_idle"],
+        "ecc": True,
+        "ecc_uncorrected": 0,
+        "retired_pages_single": None,
+        "retired_pages_pending": None,
+        "mig": False,
+        "utilization_percent": 0,
+        "healthy": True,
+    }
     assert {key: card[key] for key in expected} == expected
     assert set(card["missing"]) == {
         "retired_pages.single_bit_ecc.count",
@@ -246,7 +278,8 @@ LOST = {
         "Unknown Error",
     ),
     "n09_lost_lost": (
-        "Unable to determine the device handle for GPU 0000:02:00.0: GPU is lost.  Reboot the system to recover this GPU",
+        "Unable to determine the device handle for GPU 0000:02:00.0: "
+        "GPU is lost.  Reboot the system to recover this GPU",
         None,
         "0000:02:00.0",
         "GPU is lost.  Reboot the system to recover this GPU",
@@ -345,10 +378,19 @@ def test_n16_table_is_not_parsed() -> None:
 @pytest.mark.parametrize(
     "token",
     [
-        "[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU is lost]", "[GPU requires reset]", "ERR!", "",
-        "[Requested functionality has been deprecated]", "[Function Not Found]", "[Insufficient Permissions]",
+        "[N/A]",
+        "N/A",
+        "[Not Supported]",
+        "[Unknown Error]",
+        "[GPU is lost]",
+        "[GPU requires reset]",
+        "ERR!",
+        "",
+        "[Requested functionality has been deprecated]",
+        "[Function Not Found]",
+        "[Insufficient Permissions]",
     ],
-)  # fmt: skip
+)
 def test_no_value_tokens(token: str) -> None:
     """Every spelling of no value is null with the reason kept; the row stays."""
     row = {**P100, "temperature.gpu": token, "memory.used": token, "retired_pages.pending": token}
@@ -359,14 +401,14 @@ def test_no_value_tokens(token: str) -> None:
 
 
 def test_whole_row_without_values() -> None:
-    row = {name: "[N/A]" for name in P100} | {"index": "0", "uuid": UUID, "pci.bus_id": "00000000:3B:00.0"}
+    row = dict.fromkeys(P100, "[N/A]") | {"index": "0", "uuid": UUID, "pci.bus_id": "00000000:3B:00.0"}
     card = facts(Smi([row]))["cards"][0]
     assert (card["index"], card["uuid"], card["name"], card["memory_mib"]) == (0, UUID, None, None)
 
 
 @pytest.mark.parametrize("token", ["[GPU is lost]", "[GPU requires reset]"])
 def test_faulted_card_is_kept_and_unhealthy(token: str) -> None:
-    row = {name: token for name in P100} | {
+    row = dict.fromkeys(P100, token) | {
         "index": "0",
         "uuid": UUID,
         "name": P100["name"],
@@ -405,10 +447,14 @@ def test_error_on_stderr_counts_as_well() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("00000000:3B:00.0", "0000:3b:00.0"), ("0000:0B:00.0", "0000:0b:00.0"), ("00010000:3B:00.0", "10000:3b:00.0"),
-        ("0:3B:00.0", None), ("[N/A]", None), ("00000000:3B:00.9", None),
+        ("00000000:3B:00.0", "0000:3b:00.0"),
+        ("0000:0B:00.0", "0000:0b:00.0"),
+        ("00010000:3B:00.0", "10000:3b:00.0"),
+        ("0:3B:00.0", None),
+        ("[N/A]", None),
+        ("00000000:3B:00.9", None),
     ],
-)  # fmt: skip
+)
 def test_pci_domains(text: str, wanted: str | None) -> None:
     assert pci_id(text) == wanted
 
