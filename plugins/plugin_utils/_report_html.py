@@ -203,7 +203,7 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], num
     """A plain table; every cell is text."""
     head = "".join(f'<th scope="col"{_class(i, numbers)}>{h(name)}</th>' for i, name in enumerate(heads))
     body = "".join(
-        "<tr>" + "".join(f"<td{_class(i, numbers)}>{h(c)}</td>" for i, c in enumerate(r)) + "</tr>" for r in rows
+        "<tr>" + "".join(f"<td{_class(i, numbers, c)}>{h(c)}</td>" for i, c in enumerate(r)) + "</tr>" for r in rows
     )
     return (
         f'<div class="scroll" role="region" aria-label="{h(caption)}" tabindex="0">'
@@ -212,8 +212,11 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], num
     )
 
 
-def _class(place: int, numbers: Sequence[int]) -> str:
-    return ' class="n"' if place in numbers else ""
+def _class(place: int, numbers: Sequence[int], text: Any = "") -> str:
+    """Long texts and digests may break anywhere, words and names only between words."""
+    if place in numbers:
+        return ' class="n"'
+    return ' class="wide"' if len(str(text)) > 40 else ""
 
 
 def _details(number: int, card: Mapping[str, Any]) -> str:

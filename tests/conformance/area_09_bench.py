@@ -134,7 +134,8 @@ def _bench_case(env: Env, given: dict[str, Any]) -> dict[str, Any]:
         bench = _bench_run.Bench(request, _no_programs)
         request.port = 1
         bench.measure()
-    with FakeLlama([Answer(frames(8)), *[Answer(frames(256, gap=0.001))] * 3], models=given.get("served_models") or []) as server:
+    answers = [Answer(frames(8)), Answer(frames(256, gap=0.001))]
+    with FakeLlama(answers, models=given.get("served_models") or []) as server:
         bench = _bench_run.Bench(_request(env, given, port=server.port), _no_programs)
         result = bench.measure()
     return {
