@@ -40,7 +40,6 @@ class Planned:
 def plan_model(recipes: Sequence[Recipe], host: HostFacts, choice: Choice) -> Planned:
     """Plan one model (its recipes, one for each card id) on one host: one plan, or one for each card with gpu: each."""
     rules.check_choice(choice)
-    paths.check_cache(choice.cache)
     selections = _select_each(recipes, host, choice) if choice.gpu == "each" else [_select(recipes, host, choice)]
     suffix = choice.suffix or len(selections) > 1
     if choice.port + len(selections) - 1 > 65535:

@@ -170,6 +170,25 @@ EXAMPLES = r"""
   ansible.builtin.debug:
     msg: "{{ planned.info_text.splitlines() }}"
 
+- name: Have the engine image that was planned
+  tensorless.fleet.tensorless_image:
+    image: "{{ planned.plan.image }}"
+    runtime: "{{ planned.plan.runtime }}"
+
+- name: Bring the model that was planned
+  tensorless.fleet.hf_verified_blob:
+    repo: "{{ planned.plan.download.repo }}"
+    revision: "{{ planned.plan.download.revision }}"
+    file: "{{ planned.plan.download.file }}"
+    sha256: "{{ planned.plan.download.sha256 }}"
+    size_bytes: "{{ planned.plan.download.size_bytes }}"
+    cache: "{{ planned.plan.download.cache }}"
+
+- name: Start the server that was planned
+  tensorless.fleet.tensorless_server:
+    plans: "{{ planned.plans }}"
+    state: started
+
 - name: Look at a recipe on a machine without a GPU
   tensorless.fleet.tensorless_recipe:
     model: q3floor

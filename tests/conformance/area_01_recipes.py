@@ -25,8 +25,10 @@ def run_case(case: dict[str, Any], env: Env) -> dict[str, Any]:
     cards: dict[str, list[str]] = {}
     for recipe in recipes:
         cards.setdefault(recipe.repo, []).append(recipe.card_id)
-    first = recipes[0]
-    plan = plan_model([first], HostFacts(), Choice(command="info", cache=CACHE)).plans[0]
+    shown = ""
+    if recipes:
+        plan = plan_model(recipes[:1], HostFacts(), Choice(command="info", cache=CACHE)).plans[0]
+        shown = text.info_text(plan)
     return {
         "failed": False,
         "message": "",
@@ -34,8 +36,8 @@ def run_case(case: dict[str, Any], env: Env) -> dict[str, Any]:
         "models": sorted({recipe.repo for recipe in recipes}),
         "published": {recipe.repo: not recipe.unpublished for recipe in recipes},
         "cards": {repo: sorted(ids) for repo, ids in cards.items()},
-        "data": first.data,
-        "info": text.info_text(plan),
+        "data": recipes[0].data if recipes else {},
+        "info": shown,
         "problems": 0,
     }
 

@@ -52,7 +52,6 @@ def run_case(case: dict[str, Any], env: Env) -> dict[str, Any]:
         "threads": plan["threads"],
         "untuned": plan["untuned"],
         "untuned_label": plan["untuned_label"],
-        "json_keys": {**shown, **shown["download"]},
         "output": text.info_text(plan),
         "endpoint": plan["endpoint"],
         "pull_command": plan["pull_command"],
@@ -84,8 +83,15 @@ def _lacks_text(expected: Any, got: dict[str, Any], case: dict[str, Any]) -> str
 
 
 def _json_keys(expected: Any, got: dict[str, Any], case: dict[str, Any]) -> str | None:
-    missing = [key for key in expected if key not in got.get("json_keys", {}) and key not in got.get("info_json", {})]
+    shown = got.get("info_json", {})
+    if isinstance(expected, dict):  # keys of tables in it
+        expected = [*expected, *(f"{table}.{key}" for table, keys in expected.items() for key in keys or [])]
+    missing = [key for key in expected if not _has(shown, key.split(".")) and key not in shown.get("download", {})]
     return f"the JSON lacks {missing}" if missing else None
+
+
+def _has(node: Any, keys: list[str]) -> bool:
+    return not keys or (isinstance(node, dict) and keys[0] in node and _has(node[keys[0]], keys[1:]))
 
 
 CHECKS = {

@@ -291,7 +291,7 @@ _COMMON: dict[str, Callable[[Any, dict[str, Any]], str | None]] = {
     "output_lacks": _each(_everything, lack=True),
     "note_exact": lambda want, got: (
         None
-        if want in [*(got.get("notes") or []), *(got.get("warnings") or [])]
+        if want.removeprefix("note: ") in [*(got.get("notes") or []), *(got.get("warnings") or [])]
         else f"note: expected {want!r}, got {_notes(got)!r}"
     ),
     "notes_mention": _each(_notes, fold=True),

@@ -74,6 +74,14 @@ def test_bad_choices(name: str, value: Any) -> None:
     assert "\n" not in error.value.message
 
 
+@pytest.mark.parametrize("cache", ["/a:b", "relative", ""])
+def test_the_cache_is_checked_too(cache: str) -> None:
+    with pytest.raises(Refusal) as error:
+        rules.check_choice(choice(cache=cache))
+    assert error.value.message.startswith("the model cache ")
+    assert error.value.rc == 2
+
+
 @pytest.mark.parametrize("command", ["run", "serve", "info", "plan", "pull", "stop", "bench", "models"])
 def test_who_takes_arguments_for_the_server(command: str) -> None:
     assert rules.check_choice(choice(command=command)) is None
