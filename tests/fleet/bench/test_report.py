@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fleet's measurements and what its report makes of simulated trouble."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.fleet.conftest import Fleet
+from tests.fleet.hosts import Host
+
+pytestmark = pytest.mark.fleet
+
+A1, B1, B2, C1 = (f"GPU-000000{n}-7e57-4a11-8c0d-0123456789ab" for n in ("a1", "b1", "b2", "c1"))
+STATE = "/etc/nvidia-sim/state.json"
+# What the simulated cards can show; the load of a test machine is true of all of them and stands beside it.
+SHOWN = {"heat", "power", "narrow_link", "other_process", "untuned"}
+SHORT = ("-e", "bench_runs=1", "-e", "bench_tokens=64")
+
+
+def state(host: Host) -> dict[str, Any]:
+    return dict(json.loads(host.exec("cat", STATE).stdout))
+
+
+def change(host: Host, edit: Callable[[dict[str, Any]], None]) -> None:
+    data = state(host)
+    edit(data)
+    host.exec("python3", "-c", f"open({STATE!r}, 'w').write({json.dumps(data)!r})")
+
+
+def set_card(uuid: str, **values: Any) -> Callable[[dict[str, Any]], None]:
+    def edit(data: dict[str, Any]) -> None:
+        next(card for card in data["cards"] if card["uuid"] == uuid).update(values)
+
+    return edit
+
+
+@pytest.fixture
+def troubled(hosts: Fleet) -> Iterator[Fleet]:
+    """The cards' former state comes back, and so do the servers' own plans."""
+    before = {host.name: state(host) for host in (hosts.a, hosts.b, hosts.c)}
+    yield hosts
+    for host in (hosts.a, hosts.b, hosts.c):
+        change(host, lambda data, host=host: (data.clear(), data.update(before[host.name])))  # type: ignore[misc]
+    hosts.play()
+
+
+def codes(hosts: Fleet) -> dict[str, set[str]]:
+    return {card["uuid"]: SHOWN & {finding["code"] for finding in card["findings"]} for card in hosts.report()["cards"]}
+
+
+def test_every_card_is_measured_and_agrees_with_its_server(hosts: Fleet) -> None:
+    """The same definition on both sides: gaps, not tokens."""
+    cards = {card["uuid"]: card for card in hosts.report()["cards"]}
+    assert {A1, B1, B2, C1} <= set(cards)
+    for uuid in (A1, B1, B2, C1):
+        card = cards[uuid]
+        assert card["status"] == "benched", card["reason"]
+        assert abs(card["decode_tps"] / card["server_decode_tps"] - 1) <= 0.02
+        assert card["witness"]["samples"] > 0 and card["witness"]["fields"]["sm_mhz"]
+    skipped = [card for card in cards.values() if card["status"] == "skipped"]
+    assert len(skipped) == 1 and "6.1" in skipped[0]["reason"]
+
+
+def test_each_trouble_is_named_and_the_cards_beside_it_are_not_accused(troubled: Fleet) -> None:
+    hosts = troubled
+    change(hosts.a, set_card(A1, throttle_mask=0x20))
+    change(hosts.b, set_card(B2, pcie_width=4))
+    hosts.play(*SHORT, name="bench")
+    found = codes(hosts)
+    assert found[A1] == {"heat"} and found[B2] == {"narrow_link"}
+    assert found[B1] == set() and found[C1] == set()
+
+    change(hosts.a, set_card(A1, throttle_mask=0))
+    change(hosts.b, set_card(B2, pcie_width=16))
+    process = {"pid": 4711, "uuid": C1, "name": "python3", "memory_mib": 900}
+    change(hosts.c, lambda data: data.update(processes=[process]))
+    untuned = {"tensorless_servers": [{"model": "smol", "gpu": "each", "context": 1024}]}
+    hosts.play("-e", json.dumps(untuned), "--limit", "p100-b,localhost", *SHORT)
+    found = codes(hosts)
+    assert found[B1] == {"untuned"} and found[B2] == {"untuned"}
+    hosts.play(*SHORT, "--limit", "p100-a,p100-c,localhost", name="bench")
+    found = codes(hosts)
+    assert found[A1] == set() and found[C1] == {"other_process"}
