@@ -35,11 +35,10 @@ def prepared(request: pytest.FixtureRequest) -> Rig:
 
 
 @pytest.fixture
-def rig(prepared: Rig) -> Iterator[Rig]:
+def rig(prepared: Rig) -> Rig:
     """A prepared host without servers."""
     prepared.clean()
-    yield prepared
-    prepared.clean()
+    return prepared
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -131,14 +131,14 @@ class Rig:
         return found[0] if found else None
 
     def clean(self) -> None:
-        """Nothing of any earlier test: neither units nor containers."""
-        self.module("tensorless_server", all=True, state="absent")
-        for runtime in self.installed():
-            self.sh(f"{runtime} ps -aq | xargs -r {runtime} rm -f", check=False)
-        self.sh("systemctl reset-failed", check=False)
-
-    def installed(self) -> list[str]:
-        return [r for r in ("podman", "docker") if self.host.exec("which", r, check=False).returncode == 0]
+        """Nothing of any earlier test: neither units nor containers. Not by the product, so that it can be wrong."""
+        self.sh(
+            "systemctl stop 'tensorless@*'; rm -rf /etc/tensorless /usr/local/lib/tensorless; "
+            "rm -rf /etc/systemd/system/tensorless@* /etc/systemd/system/multi-user.target.wants/tensorless@*; "
+            "systemctl daemon-reload; systemctl reset-failed; true"
+        )
+        for runtime in ("podman", "docker"):
+            self.sh(f"command -v {runtime} && {runtime} ps -aq | xargs -r {runtime} rm -f", check=False)
 
 
 def environment() -> dict[str, str]:
