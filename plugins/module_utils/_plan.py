@@ -26,7 +26,6 @@ Plan = dict[str, Any]
 HASH_LABEL = "org.tensorless.plan"
 KEY_MOUNT = "/run/tensorless/api-key"
 CONTAINER_PORT = "8080"
-LONGEST_NAME = 200  # what a unit and a container can both be called, with room for the unit's own parts
 
 
 @dataclass(frozen=True)
@@ -166,10 +165,6 @@ def make_plan(selection: cards.Selection, host: HostFacts, choice: Choice) -> Pl
     gpus = _container_cards(selection, args)
     name = container_name(recipe.repo)
     instance = instance_name(name, gpus, selection.gpu) if choice.suffix else name
-    if len(instance) > LONGEST_NAME:
-        raise Refusal(
-            f"the container name {instance[:40]}... is longer than {LONGEST_NAME} characters: use a shorter repository"
-        )
     parts = _Parts(
         runtime, name, selection.gpu, address, [(blob, mount, "sha256:" + model["sha256"])], env, image, server
     )

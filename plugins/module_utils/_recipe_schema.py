@@ -38,6 +38,7 @@ _LARGEST = 2**63 - 1  # TOML promises 64-bit integers; a larger one is a slip
 
 SHORT_NAME = r"[a-z0-9._-]+"
 REPO_ID = r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+"
+LONGEST_REPO = 180  # with what a container's name adds, 200: what a unit and a container can both be called
 COMMIT = r"[0-9a-f]{40}"
 SHA256 = r"[0-9a-f]{64}"
 ALIAS = r"[A-Za-z0-9._/-]+"
@@ -134,6 +135,8 @@ def _status(value: str) -> Optional[str]:
 
 def _repo(value: str) -> Optional[str]:
     parts = value.split("/")
+    if len(value) > LONGEST_REPO:
+        return f"must be at most {LONGEST_REPO} characters: units and containers are named after it"
     if _REPO.fullmatch(value) and not {".", ".."} & set(parts):
         return None
     return f"must be a Hugging Face repository, org/name in letters, digits, '.', '_' and '-', not {shown(value)}"
@@ -262,7 +265,7 @@ TABLES: dict[str, tuple[Key, ...]] = {
             str,
             "The Hugging Face repository, org/name; the same as the directory.",
             _repo,
-            json=_text(REPO_ID),
+            json={**_text(REPO_ID), "maxLength": LONGEST_REPO},
         ),
         Key(
             "revision",

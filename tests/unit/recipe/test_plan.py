@@ -12,6 +12,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_rule
 from ansible_collections.tensorless.fleet.plugins.module_utils._cards import Gpus
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan import Plan, plan_model
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice, HostFacts
+from ansible_collections.tensorless.fleet.plugins.module_utils._recipe_schema import LONGEST_REPO
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 from recipe_made import DIGEST, VALID, changed, gpu, gpus, recipe
 
@@ -483,11 +484,9 @@ def test_container_names(repo: str, name: str) -> None:
     assert _plan.container_name(repo) == name
 
 
-def test_a_name_that_no_unit_can_have() -> None:
-    long = "Org/" + "x" * 185
-    assert len(plan({"model__hf_repo": long})["instance"]) == _plan.LONGEST_NAME
-    error = refuse([recipe(model__hf_repo=long + "x")])
-    assert "is longer than 200 characters" in error.message
+def test_the_longest_name_fits_a_unit_and_a_container() -> None:
+    longest = "Org/" + "x" * (LONGEST_REPO - 4)
+    assert len(plan({"model__hf_repo": longest}, suffix=True)["instance"]) == 200
 
 
 # -- another card ----------------------------------------------------------------------------------------------------
