@@ -101,7 +101,7 @@ def many(tmp_path: Path, count: int, size: int, rate: float, workers: int) -> No
 
 
 def test_killed_downloads_resume_right(tmp_path: Path) -> None:
-    many(tmp_path, count=20, size=24_000_000, rate=8_000_000.0, workers=5)
+    many(tmp_path, count=20, size=24_000_000, rate=6_000_000.0, workers=5)
 
 
 @pytest.mark.soak
