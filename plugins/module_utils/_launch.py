@@ -24,6 +24,7 @@ GRACE = 90  # seconds that an open answer gets before the container is killed
 DAEMON_WAIT = 60  # seconds that docker's daemon gets to come (back) before a start is given up
 REFUSED = 78  # the unit's RestartPreventExitStatus: trying again cannot help
 KILLED = 137
+STOP_ASKED = "stop-was-asked"
 
 
 def call(*argv: str) -> tuple[int, str, str]:
@@ -78,18 +79,32 @@ def make_room(data: dict[str, Any]) -> None:
     runtime, name = data["runtime"], data["container_name"]
     record = container(data)
     if record is None:
-        # podman's storage may still own the name although podman itself has forgotten the container
-        if runtime == "podman" and call("podman", "container", "exists", "--external", name)[0] == 0:
-            call("podman", "rm", "-f", name)
+        clear_remains(runtime, name)
         return
-    running = bool(record["State"].get("Running"))
     if not ours(record):
-        state = "running" if running else "there, stopped"
+        state = "running" if record["State"].get("Running") else "there, stopped"
         refuse(
             f"a container named {name} that this service did not make is {state} in {runtime} "
             f"({str(record.get('Id'))[:12]}); remove it: {runtime} rm -f {name}"
         )
     clear(runtime, name, record)
+
+
+def clear_remains(runtime: str, name: str) -> None:
+    """What an interrupted removal leaves with podman: a record without its storage, or storage without a record.
+
+    Neither can be inspected, and either keeps the name. The record still has its labels; the storage alone has none,
+    and nothing of it can run.
+    """
+    if runtime != "podman":
+        return
+    mine = ["--filter", f"name=^{name}$", "--filter", f"label={LABEL}"]
+    listed = call("podman", "ps", "-aq", *mine)[1].strip()
+    if listed or (
+        call("podman", "container", "exists", name)[0] != 0
+        and call("podman", "container", "exists", "--external", name)[0] == 0
+    ):
+        call("podman", "rm", "-f", name)
 
 
 def clear(runtime: str, name: str, record: dict[str, Any]) -> None:
@@ -118,11 +133,14 @@ def birth(pid: int) -> Optional[str]:
 def stop_was_asked(data: dict[str, Any]) -> bool:
     """Somebody gave a stop command: told by docker's event log, and by our own watch over podman, which keeps none."""
     if data["runtime"] == "podman":
-        return os.path.exists(flag())
-    now = int(time.time())
+        return os.path.exists(note(STOP_ASKED))
+    try:
+        begun = os.stat(note("started")).st_mtime  # a container of the name that was stopped earlier does not count
+    except OSError:
+        begun = time.time() - GRACE
     for _unused in range(6):  # the event may be written a moment after the container is gone
         rc, out, _err = call(
-            "docker", "events", "--since", str(now - GRACE - 60), "--until", str(int(time.time())), "--format",
+            "docker", "events", "--since", f"{begun:.6f}", "--until", str(int(time.time())), "--format",
             "{{json .}}", "--filter", f"container={data['container_name']}", "--filter", "event=kill",
         )  # fmt: skip
         if rc == 0 and '"signal":"15"' in out:
@@ -131,9 +149,14 @@ def stop_was_asked(data: dict[str, Any]) -> bool:
     return False
 
 
-def flag() -> str:
-    """Says that a stop was asked for. systemd takes the folder away when the service has ended."""
-    return os.path.join(os.environ.get("RUNTIME_DIRECTORY", "/run"), "stop-was-asked")
+def note(name: str) -> str:
+    """A file of this run of the service; systemd takes its folder away when the service has ended."""
+    return os.path.join(os.environ.get("RUNTIME_DIRECTORY", "/run"), name)
+
+
+def write_note(name: str) -> None:
+    with contextlib.suppress(OSError), open(note(name), "w", encoding="ascii"):
+        pass
 
 
 def watch(name: str) -> None:
@@ -161,8 +184,8 @@ def watch(name: str) -> None:
         if rc != 0:
             return
         if json.loads(out)[0]["State"].get("Status") == "stopping":
-            with open(flag(), "w", encoding="ascii"):
-                return
+            write_note(STOP_ASKED)
+            return
         # Asking changes the database too; one more look makes up for what happened meanwhile.
         known, again = changed(database), not again
 
@@ -193,7 +216,8 @@ def start(data: dict[str, Any]) -> NoReturn:
     make_room(data)
     argv = data["exec"]
     with contextlib.suppress(OSError):
-        os.unlink(flag())
+        os.unlink(note(STOP_ASKED))
+    write_note("started")
     if data["runtime"] == "podman":
         watch_beside(data["container_name"])
     try:
@@ -217,7 +241,9 @@ def settle(data: dict[str, Any]) -> None:
     else:
         failed = False
     record = container(data)
-    if record is not None and ours(record):
+    if record is None:
+        clear_remains(runtime, name)
+    elif ours(record):
         clear(runtime, name, record)
     raise SystemExit(1 if failed else 0)
 

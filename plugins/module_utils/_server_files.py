@@ -49,6 +49,9 @@ RestartPreventExitStatus=78
 SuccessExitStatus=143 137
 # The container's own grace is 90 s, and the service manager's limit has to be longer.
 TimeoutStopSec=150
+# Only the runtime's client gets signals: podman's own clean-up, cut short, would leave half a record that keeps the
+# name. What the client leaves behind is settled by the launcher.
+KillMode=process
 RuntimeDirectory=tensorless/%i
 SyslogIdentifier=tensorless
 

@@ -132,7 +132,7 @@ def test_killed_monitor_or_daemon(rig: Rig) -> None:
     plan = rig.plan()
     rig.serve(plan)
     if rig.runtime == "podman":
-        rig.sh(f"kill -9 $(pgrep -f 'conmon.*{plan['container_name']}')")
+        rig.sh(f"kill -9 $(pgrep -f '[c]onmon.*{plan['container_name']}')")
     else:
         rig.sh("kill -9 $(pidof dockerd)")
     until(lambda: rig.unit(plan["instance"])["NRestarts"] != "0", 90)

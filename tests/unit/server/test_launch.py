@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher that systemd runs, against a runtime that a table answers for."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+from ansible_collections.tensorless.fleet.plugins.module_utils import _launch
+from ansible_collections.tensorless.fleet.plugins.module_utils import _server_files as files
+
+NAME = "tensorless-org-model"
+
+
+class Calls:
+    """Answers by the first words of a command; everything else succeeds with nothing to say."""
+
+    def __init__(self, answers: dict[str, tuple[int, str, str]]) -> None:
+        self.answers = answers
+        self.made: list[str] = []
+
+    def __call__(self, *argv: str) -> tuple[int, str, str]:
+        line = " ".join(argv)
+        self.made.append(line)
+        return next((answer for words, answer in self.answers.items() if line.startswith(words)), (0, "", ""))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    made = Calls({})
+    monkeypatch.setattr(_launch, "call", made)
+    monkeypatch.setattr(_launch.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(_launch, "watch_beside", lambda _name: None)
+    return made
+
+
+def data(runtime: str = "podman") -> dict[str, Any]:
+    return {"schema": 1, "runtime": runtime, "container_name": NAME, "exec": [runtime, "run", "--name", NAME, "image"]}
+
+
+def record(running: bool, ours: bool) -> tuple[int, str, str]:
+    labels = {_launch.LABEL: "1"} if ours else {}
+    state = {"Running": running, "Pid": 0}
+    return 0, json.dumps([{"Id": "abcdef0123456789", "State": state, "Config": {"Labels": labels}}]), ""
+
+
+MISSING = (125, "[]", f"Error: no such container {NAME}")
+
+
+def test_start_becomes_the_command(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(_launch.os, "execvp", lambda program, argv: ran.append((program, argv)))
+    calls.answers["podman container"] = MISSING
+    _launch.start(data())
+    assert ran == [("podman", data()["exec"])]
+    assert not any(" rm " in line for line in calls.made)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_our_record_makes_room(calls: Calls, running: bool) -> None:
+    calls.answers["podman container inspect"] = record(running, ours=True)
+    _launch.make_room(data())
+    assert f"podman rm -f {NAME}" in calls.made
+    assert any(line.startswith("podman stop -t 90") for line in calls.made) is running
+
+
+@pytest.mark.parametrize(("running", "state"), [(True, "running"), (False, "there, stopped")])
+def test_a_stranger_is_refused_and_kept(
+    calls: Calls, capsys: pytest.CaptureFixture[str], running: bool, state: str
+) -> None:
+    calls.answers["podman container inspect"] = record(running, ours=False)
+    with pytest.raises(SystemExit) as left:
+        _launch.make_room(data())
+    assert left.value.code == 78
+    assert f"did not make is {state} in podman (abcdef012345)" in capsys.readouterr().out
+    assert not any(" rm " in line or " stop " in line for line in calls.made)
+
+
+def test_half_a_record_of_ours_goes(calls: Calls) -> None:
+    calls.answers["podman container inspect"] = (125, "[]", "Error: getting container from store: container not known")
+    calls.answers["podman ps"] = (0, "abcdef", "")
+    _launch.make_room(data())
+    assert calls.made[-1] == f"podman rm -f {NAME}"
+
+
+def test_storage_without_a_record_goes(calls: Calls) -> None:
+    calls.answers["podman container inspect"] = MISSING
+    calls.answers["podman container exists --external"] = (0, "", "")
+    calls.answers["podman container exists"] = (1, "", "")
+    _launch.make_room(data())
+    assert calls.made[-1] == f"podman rm -f {NAME}"
+
+
+def test_half_a_record_of_a_stranger_stays(calls: Calls) -> None:
+    calls.answers["podman container inspect"] = (125, "[]", "Error: container not known")
+    _launch.make_room(data())
+    assert not any(" rm " in line for line in calls.made)
+
+
+def test_a_starting_daemon_is_waited_for(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    down = (1, "[]", "Cannot connect to the Docker daemon")
+    answers = iter([down, down, record(False, ours=True)])
+    monkeypatch.setattr(_launch, "call", lambda *_argv: next(answers))
+    assert _launch.container(data("docker")) is not None
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, code: str, status: str) -> None:
+    for key, value in (("EXIT_CODE", code), ("EXIT_STATUS", status), ("RUNTIME_DIRECTORY", str(tmp_path))):
+        monkeypatch.setenv(key, value)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "asked", "result"),
+    [
+        ("exited", "0", False, 0),
+        ("exited", "143", False, 0),
+        ("exited", "137", True, 0),
+        ("exited", "137", False, 1),
+        ("exited", "1", False, 0),  # a failure by itself: systemd has counted it
+        ("killed", "KILL", False, 0),
+    ],
+)
+@pytest.mark.parametrize("runtime", ["podman", "docker"])
+def test_fc_10_a_kill_is_a_stop_only_when_it_was_asked_for(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, runtime: str, code: str, status: str,
+    asked: bool, result: int,
+) -> None:  # fmt: skip
+    ended(monkeypatch, tmp_path, code, status)
+    calls.answers["podman container"] = calls.answers["docker container"] = MISSING
+    if asked:
+        (tmp_path / "stop-was-asked").touch()
+        calls.answers["docker events"] = (0, '{"status":"kill","Actor":{"Attributes":{"signal":"15"}}}', "")
+    else:
+        calls.answers["docker events"] = (0, '{"status":"kill","Actor":{"Attributes":{"signal":"9"}}}', "")
+    with pytest.raises(SystemExit) as left:
+        _launch.settle(data(runtime))
+    assert left.value.code == result
+
+
+def test_settle_leaves_no_container_of_ours(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    ended(monkeypatch, tmp_path, "killed", "KILL")
+    calls.answers["podman container inspect"] = record(True, ours=True)
+    with pytest.raises(SystemExit):
+        _launch.settle(data())
+    assert f"podman rm -f {NAME}" in calls.made
+
+
+def test_stop_only_while_the_server_lives(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAINPID", raising=False)
+    _launch.stop(data())
+    assert calls.made == []
+    monkeypatch.setenv("MAINPID", "5")
+    _launch.stop(data())
+    assert calls.made == [f"podman stop -t 90 {NAME}"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2, "exec": ["x"]}', '{"schema": 1, "exec": []}'])
+def test_a_broken_file_is_a_refusal(tmp_path: pathlib.Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as left:
+        _launch.read(str(path))
+    assert left.value.code == 78
+    assert "run the play again, it writes the file anew" in capsys.readouterr().out
+
+
+def test_the_launcher_is_carried_whole() -> None:
+    text = files.launcher_text()
+    assert text.startswith("#!/usr/bin/python3 -I\n# SPDX-License-Identifier: Apache-2.0\n")
+    assert text.split("\n", 1)[1] == pathlib.Path(_launch.__file__).read_text()
+
+
+def test_stop_limits_fit_into_each_other() -> None:
+    unit = files.places("system").unit_text()
+    limit = int(unit.split("TimeoutStopSec=")[1].split()[0])
+    assert limit > _launch.GRACE + 30
+
+
+@pytest.mark.parametrize("scope", ["system", "user"])
+def test_the_unit_text(scope: str) -> None:
+    unit = files.places(scope, "/home/u", "u").unit_text()
+    assert "{" not in unit
+    assert "$" not in unit
+    assert set(unit.split("%")[1:]) == {part for part in unit.split("%")[1:] if part.startswith("i")}
