@@ -326,18 +326,19 @@ def test_a_refusal_in_a_play_is_one_message(tmp_path: pathlib.Path) -> None:
 
 
 def test_two_servers_in_one_place_are_refused(tmp_path: pathlib.Path) -> None:
-    directory = odd_recipes(tmp_path)
     two = {**FACTS, "cards": [CARD, {**CARD, "index": 1, "uuid": gpu(1).uuid}]}
-    tasks = [
-        {"ansible.builtin.set_fact": {"nvidia_gpu": two, "cacheable": True}},
-        {"ansible.builtin.include_role": {"name": "tensorless.fleet.plan"}},
-    ]
     same_port = [{"model": "tiny", "gpu": "0"}, {"model": "Org/Tiny-GGUF", "gpu": "1"}]
-    done = play(tmp_path, tasks, plan_servers=same_port, plan_recipes_dir=str(directory))
-    assert "publish the same port (8080, 8080): give each its own port" in " ".join(done.stdout.split())
     same_card = [{"model": "tiny", "gpu": "0"}, {"model": "tiny", "gpu": "0", "port": 8081}]
-    done = play(tmp_path, tasks, plan_servers=same_card, plan_recipes_dir=str(directory))
-    assert "give a container of the same name" in " ".join(done.stdout.split())
+    tasks: list[dict[str, Any]] = [{"ansible.builtin.set_fact": {"nvidia_gpu": two, "cacheable": True}}]
+    for servers in (same_port, same_card):
+        role = {"ansible.builtin.include_role": {"name": "tensorless.fleet.plan"}, "vars": {"plan_servers": servers}}
+        tasks.append({"block": [role], "rescue": [{"ansible.builtin.debug": {"msg": "was refused"}}]})
+    done = play(tmp_path, tasks, plan_recipes_dir=str(odd_recipes(tmp_path)))
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "publish the same port (8080, 8080): give each its own port" in said, done.stdout
+    assert "give a container of the same name" in said, done.stdout
+    assert said.count("was refused") == 2
 
 
 def test_the_digest_of_a_key_file(tmp_path: pathlib.Path) -> None:
