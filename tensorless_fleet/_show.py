@@ -6,15 +6,13 @@ All of it comes from the collection's planning functions; no Ansible is started 
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _cards as cards
-from ansible_collections.tensorless.fleet.plugins.module_utils import _plan, _plan_paths, _plan_text, _recipe
+from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_paths, _plan_text, _recipe
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice, HostFacts
 
 from tensorless_fleet import __version__, _collection
@@ -31,6 +29,15 @@ def catalog_of(options: Options) -> _recipe.Catalog:
     for warning in catalog.warnings:
         sys.stderr.write(f"tensorless: warning: {warning}\n")
     return catalog
+
+
+def which(program: str) -> str | None:
+    """Where a program lies on PATH. (shutil brings half a dozen compressors along, which quick commands feel.)"""
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(folder or ".", program)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
 
 
 def command_runner(limit: float | None = 120) -> Any:
@@ -53,7 +60,7 @@ def gpus_here(options: Options) -> cards.Gpus:
     """The GPUs of this machine, or why none can be read. --card skips the question."""
     if options.card is not None:
         return cards.Gpus(problem="not asked: --card was given")
-    if shutil.which("nvidia-smi") is None:
+    if which("nvidia-smi") is None:
         return cards.Gpus(problem="nvidia-smi not found")
     from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import read_gpus
 
@@ -85,7 +92,7 @@ def host_facts(options: Options, recipes: Sequence[_recipe.Recipe], cache: str) 
     return HostFacts(
         gpus=gpus_here(options),
         cpu_count=os.cpu_count() or 1,
-        runtimes=[name for name in ("podman", "docker") if shutil.which(name)],
+        runtimes=[name for name in ("podman", "docker") if which(name)],
         cached=cached_states(recipes, cache),
     )
 
@@ -97,12 +104,14 @@ def observed(options: Options, recipes: Sequence[_recipe.Recipe], choice: Choice
     from ansible_collections.tensorless.fleet.plugins.module_utils._gguf import describe
     from ansible_collections.tensorless.fleet.plugins.module_utils._plan_observe import observe
 
-    facts = observe(recipes, choice, None, command_runner(), shutil.which, describe)
+    facts = observe(recipes, choice, None, command_runner(), which, describe)
     return replace(facts, gpus=gpus_here(options))
 
 
 def plan_here(options: Options, thorough: bool = False) -> dict[str, Any]:
     """The plan of this command on this machine. Raises Refusal."""
+    from ansible_collections.tensorless.fleet.plugins.module_utils._plan import plan_model
+
     catalog = catalog_of(options)
     recipes, revision = _recipe.resolve(catalog, options.model)
     cache = cache_of(options)
@@ -124,11 +133,13 @@ def plan_here(options: Options, thorough: bool = False) -> dict[str, Any]:
         tokens=options.tokens,
     )
     facts = observed(options, recipes, choice) if thorough else host_facts(options, recipes, cache)
-    return _plan.plan_model(recipes, facts, choice).plans[0]
+    return plan_model(recipes, facts, choice).plans[0]
 
 
 def print_json(value: Any) -> None:
     """JSON for programs, on standard output."""
+    import json
+
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -174,7 +185,7 @@ def runtimes_to_ask(options: Options) -> list[str]:
     """Where ``stop`` looks: the named runtime, else every installed one."""
     if options.runtime != "auto":
         return [options.runtime]
-    return [name for name in ("podman", "docker") if shutil.which(name)] or ["podman"]
+    return [name for name in ("podman", "docker") if which(name)] or ["podman"]
 
 
 def _models(options: Options) -> None:

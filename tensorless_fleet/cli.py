@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from tensorless_fleet import __version__, _help, _usage
+from tensorless_fleet import __version__, _usage
 from tensorless_fleet._usage import BY_NAME, Options, Usage
 from tensorless_fleet.errors import Interrupted, TensorlessError, UsageError
 
@@ -20,6 +20,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command line and returns its exit code: 0, 1, 2 or 130."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:
+        from tensorless_fleet import _help
+
         sys.stdout.write(_help.overview())
         return 2
     try:
@@ -77,6 +79,8 @@ def _answer(words: list[str]) -> int:
         words = [words[1], "-h"]
     options = _usage.parse(words)
     if options.help and options.command != "help":
+        from tensorless_fleet import _help
+
         sys.stdout.write(_help.of_command(BY_NAME[options.command]))
         return 0
     if options.command not in ALONE:
@@ -92,6 +96,9 @@ def _answer(words: list[str]) -> int:
 
 def _here(options: Options) -> int:
     """A command on this machine."""
+    if options.command in ("help", "completion"):
+        from tensorless_fleet import _help
+
     if options.command == "help":
         sys.stdout.write(_help.overview())
     elif options.command == "version":
