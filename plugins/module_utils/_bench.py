@@ -388,9 +388,3 @@ def text_lines(result: dict[str, Any], tokens: int = TOKENS) -> list[str]:
     else:
         lines.append("  receipt        the recipe has no decode receipt to compare with")
     return lines
-
-
-def same_measurement(a: Optional[dict[str, Any]], b: dict[str, Any]) -> bool:
-    """Whether a stored result is of the very configuration that would be measured now."""
-    keys = ("image_digest", "plan_hash", "driver_version", "card_uuid", "machine_id", "method")
-    return a is not None and all(a.get(key) == b.get(key) for key in keys)

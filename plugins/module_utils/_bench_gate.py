@@ -109,16 +109,12 @@ def judge(
     return out
 
 
-def again(kept: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """After a change of hardware or storage: each kept result beside its new one, with a verdict."""
-    by_key = {(r.get("card_uuid"), r.get("model")): r for r in new}
-    rows = []
-    for old in kept:
-        now = by_key.get((old.get("card_uuid"), old.get("model")))
-        row: dict[str, Any] = {"card_uuid": old.get("card_uuid"), "model": old.get("model")}
-        row.update(old_decode_tps=old["median_decode_tps"], new_decode_tps=None, verdict="not measured again")
-        if now is not None:
-            seen = difference(old, now)
-            row.update(new_decode_tps=now["median_decode_tps"], percent=seen["percent"], verdict=seen["verdict"])
-        rows.append(row)
-    return rows
+def again(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """A kept result beside the one that takes its place: old, new, what moved in between, and a verdict."""
+    return {
+        "measured_at": kept.get("measured_at"),
+        "old_decode_tps": kept["median_decode_tps"],
+        "new_decode_tps": new["median_decode_tps"],
+        "moved": [key for key in (*MOVED_BASE, "plan_hash", "boot_id") if kept.get(key) != new.get(key)],
+        **difference(kept, new),
+    }

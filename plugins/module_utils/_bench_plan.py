@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
-from ansible_collections.tensorless.fleet.plugins.module_utils import _bench, _bench_run, _witness
+from ansible_collections.tensorless.fleet.plugins.module_utils import _bench, _bench_gate, _bench_run, _witness
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench import BenchError
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench_run import Bench, Request
 from ansible_collections.tensorless.fleet.plugins.module_utils._lease import boot_id
@@ -109,6 +109,8 @@ def act(
     if check_mode:
         return {"changed": True, "measured": False, "reason": f"would measure: {why}", "result": stored}
     result = bench.measure()
+    if stored is not None and stored.get("model") == result["model"]:
+        result["previous"] = _bench_gate.again(stored, result)
     _bench_run.store_result(directory, result)
     return {**outcome(result), "changed": True, "measured": True, "reason": why}
 

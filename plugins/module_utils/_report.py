@@ -182,7 +182,7 @@ def _measured(result: Mapping[str, Any], name: Optional[str]) -> dict[str, Any]:
         "times": middle.get("times"),
         "witness": _witness_digest(middle.get("witness") or {}),
         "labels": list(result.get("labels") or []),
-        "notes": [*(result.get("notes") or []), *(result.get("warnings") or [])],
+        "notes": [*(result.get("notes") or []), *(result.get("warnings") or []), *_previous(result)],
         "spread_percent": float(result.get("spread") or 0.0) * 100.0,
         "measured_at": result.get("measured_at"),
         "read_bandwidth_gbs": bandwidth,
@@ -197,6 +197,18 @@ def _measured(result: Mapping[str, Any], name: Optional[str]) -> dict[str, Any]:
     for key in ("model_sha256", "context", "runtime", "exec"):
         out[key] = (result.get("scope") or {}).get(key)
     return out
+
+
+def _previous(result: Mapping[str, Any]) -> list[str]:
+    """The result before this one, in a sentence."""
+    old = result.get("previous")
+    if not old:
+        return []
+    moved = f" ({', '.join(old['moved']).replace('_', ' ')} moved)" if old["moved"] else ""
+    return [
+        f"before, at {old['measured_at']}: {old['old_decode_tps']:.2f} tok/s; now {old['percent']:+.1f} %, "
+        f"{old['verdict']}{moved}"
+    ]
 
 
 def _witness_digest(witness: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,9 @@ def test_BEN_06_a_steady_fall_is_named() -> None:
 def test_BEN_07_the_method_is_part_of_a_result() -> None:
     result = measure([good()])
     assert result["method"] == _bench.METHOD
-    assert not _bench.same_measurement({**result, "method": "other"}, result)
+    identity = {"method": result["method"]}
+    assert _bench_plan.reason_to_measure("if_changed", result, identity) is None
+    assert "another method" in str(_bench_plan.reason_to_measure("if_changed", {**result, "method": "other"}, identity))
 
 
 def test_BEN_08_a_guard_never_loops() -> None:
@@ -226,6 +228,7 @@ def test_RL_020_and_RL_011_the_stored_row_has_its_scope_and_its_quiet_witness(tm
         second = _bench_plan.act(options, no_programs)
         moved = _bench_plan.act({**options, "plan": {**plan, "plan_hash": "h2"}}, no_programs, check_mode=True)
     assert (first["measured"], second["measured"], second["changed"]) == (True, False, False)
+    assert "previous" not in first["result"]
     assert (moved["changed"], moved["measured"]) == (True, False)
     assert "another plan hash" in moved["reason"]
     row = _bench_run.load_results(str(tmp_path))[0]

@@ -91,12 +91,16 @@ def test_RL_021_one_percent_inside_three_is_no_difference() -> None:
     assert _bench_gate.difference(a, b)["verdict"] == "different"
 
 
-def test_RL_036_what_is_kept_is_measured_again_with_a_verdict() -> None:
-    rows = _bench_gate.again([fleetdata.result(1, 30.0), fleetdata.result(2, 30.0)], [fleetdata.result(1, 25.0)])
-    assert [(row["verdict"], row["new_decode_tps"] is None) for row in rows] == [
-        ("different", False),
-        ("not measured again", True),
-    ]
+def test_RL_036_a_new_result_stands_beside_the_kept_one_with_a_verdict(tmp_path: Path) -> None:
+    options = {"results_dir": str(tmp_path), "mode": "always", "model": fleetdata.MODEL, "runs": 1, "tokens": 16}
+    _bench_run.store_result(str(tmp_path), {**fleetdata.result(1, 30.0), "card_uuid": None})
+    with FakeLlama([Answer(frames(8)), Answer(frames(16, gap=0.01))]) as server:
+        answer = _bench_plan.act({**options, "host": "127.0.0.1", "port": server.port, "on_busy": "label"}, no_programs)
+    row = answer["result"]["previous"]
+    assert row["old_decode_tps"] == pytest.approx(30.0, rel=0.01)
+    assert row["new_decode_tps"] == answer["median_decode_tps"]
+    assert row["verdict"] == "different" and "image_digest" in row["moved"]
+    assert _bench_gate.again(fleetdata.result(1, 30.0), fleetdata.result(1, 30.0))["verdict"] == "no difference"
 
 
 # --- sweeps --------------------------------------------------------------------------------------------------------
