@@ -187,6 +187,23 @@ def test_bench_without_a_server_word_for_word(machine, capsys):
     assert got.rstrip("\n") == shown.replace(":8080", ":1")
 
 
+def test_doctor_without_a_driver_word_for_word(machine, capsys, monkeypatch):
+    page = documented.text().split("# Fix a failed check or a failed start\n")[1]
+    shown = documented.squeezed(re.findall(r"```text\n(.*?)\n```", page, re.S)[0])
+    for name in ("timeout", "sh", "cat"):
+        (machine / name).symlink_to(f"/bin/{name}" if os.path.exists(f"/bin/{name}") else f"/usr/bin/{name}")
+    assert cli.main(["doctor"]) == 1
+    got = documented.squeezed(capsys.readouterr().out)[: len(shown)]
+
+    def general(lines: list[str]) -> list[str]:
+        text = "\n".join(lines).replace(f"({machine}/podman)", "(/usr/bin/podman)")
+        return re.sub(r"[0-9.]+ GB free", "N GB free", text).split("\n")
+
+    if os.path.exists("/etc/cdi/nvidia.yaml") or os.path.exists("/var/run/cdi/nvidia.yaml"):
+        pytest.skip("this machine has a CDI spec of its own")
+    assert general(got) == general(shown)
+
+
 def test_documented_json_fields(machine, capsys):
     text = documented.text()
     rows = json.loads(output(capsys, "models", "--json"))
