@@ -113,18 +113,20 @@ def count(name: str, code: list[Instruction]) -> Count | None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.kernels.slots", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.sass")
-    parser.add_argument("--gate", action="store_true", help="fail when a compiled-in row length misses its limit")
+    parser.add_argument(
+        "--gate",
+        action="store_true",
+        help="fail when a kernel that a P100 runs for the documented shapes (row length compiled in, one warp a row) misses its limit",
+    )
     options = parser.parse_args()
-    counts = [
-        c for f in options.files for name, code in functions(f.read_text()).items() if (c := count(name, code))
-    ]
+    counts = [c for f in options.files for name, code in functions(f.read_text()).items() if (c := count(name, code))]
     if not counts:
         print("slots: no pn_gemv kernel in these files", file=sys.stderr)
         return 2
     print(f"{'kernel':<18}{'rows':>5}{'warps':>6}{'instr/w':>9}{'loop/w':>8}{'whole/w':>9}")
     failed = False
-    for c in sorted(counts, key=lambda c: (c.columns, c.bits, c.blocks == 0, c.blocks)):
-        over = c.columns == 1 and c.blocks and c.loop > LIMITS[c.bits]
+    for c in sorted(counts, key=lambda c: (c.columns, c.bits, c.blocks == 0, c.blocks, c.warps)):
+        over = c.columns == 1 and c.blocks and c.warps == 1 and c.loop > LIMITS[c.bits]
         failed = failed or bool(over)
         note = f"  over {LIMITS[c.bits]}" if over else ""
         print(f"{c.label:<18}{c.rows:>5}{c.warps:>6}{c.instructions:>9.2f}{c.loop:>8.2f}{c.whole:>9.2f}{note}")

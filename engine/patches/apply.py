@@ -115,7 +115,12 @@ def provenance(queue: dict[str, Any], base_digest: str, digest: str) -> str:
     lines += ["| | |", "| --- | --- |", f"| Base | {base['package']} {base['version']}, `{base['file']}` |"]
     lines += [f"| sha256 of the base | `{base['sha256']}` |", f"| Licence | {base['licence']} |"]
     lines += [f"| Tree digest before | `{base_digest}` |", f"| Tree digest after (without this file) | `{digest}` |"]
-    lines += [f"| Note | {base['note']} |", "", "A tree digest is the sha256 of the sorted lines `<sha256>  <path>`.", ""]
+    lines += [
+        f"| Note | {base['note']} |",
+        "",
+        "A tree digest is the sha256 of the sorted lines `<sha256>  <path>`.",
+        "",
+    ]
     lines += ["## New files", "", "| File | From | sha256 |", "| --- | --- | --- |"]
     for new in queue["file"]:
         sha = hashlib.sha256((ROOT / new["from"]).read_bytes()).hexdigest()

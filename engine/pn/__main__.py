@@ -85,9 +85,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.command == "validate":
             return _validate(options.file)
         if options.command == "quantize":
-            types = convert.quantize(
-                options.file, options.output, mix.load(options.mix), options.rotation, _Progress()
-            )
+            types = convert.quantize(options.file, options.output, mix.load(options.mix), options.rotation, _Progress())
         else:
             types = convert.dequantize(options.file, options.output, _Progress())
     except (gguf.GgufError, convert.ConvertError, mix.MixError, format.BadInput, OSError) as error:

@@ -44,9 +44,13 @@ def quantize(source: Path, target: Path, mix: Mix, rotation: str = "none", say: 
     for tensor, kind in zip(file.tensors, choice, strict=True):
         problem = file.problem(tensor)
         if kind and not problem and tensor.type_name not in tensors.READABLE:
-            problem = f"is {tensor.type_name}; quantizing starts from {', '.join(tensors.READABLE)} (dequantize it first)"
+            problem = (
+                f"is {tensor.type_name}; quantizing starts from {', '.join(tensors.READABLE)} (dequantize it first)"
+            )
         if kind and block and (tensor.row % block or len(tensor.shape) != 2 or tensor.name == "token_embd.weight"):
-            problem = f"cannot be rotated by {rotation}: needed: a matrix, no embedding, with rows of a multiple of {block}"
+            problem = (
+                f"cannot be rotated by {rotation}: needed: a matrix, no embedding, with rows of a multiple of {block}"
+            )
         if problem:
             raise ConvertError(f"{source}: tensor {tensor.name} {problem}")
     if not any(choice):

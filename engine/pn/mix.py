@@ -68,7 +68,9 @@ def load(source: str) -> Mix:
         row = rule.get("k") if isinstance(rule, dict) else None
         known = {*pn.TYPES, "keep"}
         if not isinstance(rule, dict) or set(rule) - {"tensors", "k", "type"} or not types or set(types) - known:
-            raise MixError(f"mix {source}, rule {number}: needed: tensors, type ({', '.join(sorted(known))}), perhaps k")
+            raise MixError(
+                f"mix {source}, rule {number}: needed: tensors, type ({', '.join(sorted(known))}), perhaps k"
+            )
         if row is not None and (not isinstance(row, int) or row < 1):
             raise MixError(f"mix {source}, rule {number}: k is {row!r}; needed: a row length")
         try:

@@ -28,7 +28,15 @@ def _flags() -> list[str]:
         wide = " avx2 " in f" {Path('/proc/cpuinfo').read_text()} ".replace("\n", " ")
     except OSError:
         wide = False
-    return ["-std=c99", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", *(["-mavx2"] if wide else [])]
+    return [
+        "-std=c99",
+        "-O3",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-shared",
+        "-fPIC",
+        *(["-mavx2"] if wide else []),
+    ]
 
 
 @functools.cache

@@ -26,7 +26,7 @@ static size_t unhex(const char * hex, uint8_t * out) {
 
 static size_t unhex_floats(const char * hex, float * out) {
     size_t n = 0;
-    for (; strlen(hex) >= 8; hex += 8) {
+    for (size_t left = strlen(hex); left >= 8; left -= 8, hex += 8) {
         char word[9] = { 0 };
         memcpy(word, hex, 8);
         const uint32_t bits = (uint32_t) strtoul(word, NULL, 16);

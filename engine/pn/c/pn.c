@@ -104,11 +104,20 @@ static void pack(int bits, uint16_t d, const uint8_t * codes, uint8_t * block) {
     }
 }
 
-static double nearest_step(double w, double s, double lo, double hi) {
+static inline double nearest_step(double w, double s, double lo, double hi) {
     const double q = rint(w / s);
     return q < lo ? lo : q > hi ? hi : q;
 }
 
+/* The inner loop of the quantizer is vector code where the processor has it; results do not depend on that. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__) && !defined(__AVX2__) && \
+    !defined(__SANITIZE_ADDRESS__)
+#define PN_CLONES __attribute__((target_clones("avx2", "default"), optimize("O3")))
+#else
+#define PN_CLONES
+#endif
+
+PN_CLONES
 enum pn_status pn_quantize_block(int bits, const float * src, uint8_t * block, int * best_m, double * err) {
     const int    n  = pn_block_weights(bits);
     const int    z  = 1 << (bits - 1);

@@ -15,7 +15,6 @@
 
 #include "pn.cuh"
 
-#define PN_FIXED_MIN_ROWS 2048
 #define PN_SCALE_UP   100
 #define PN_SCALE_DOWN (-49)
 
@@ -31,56 +30,48 @@ template <int BITS, int U> static __host__ __device__ inline int pn_prep_floats(
 
 static __device__ __forceinline__ float pn_pow2(int e) { return __int_as_float((127 + e) << 23); }
 
-// One thread per lane slot of a column. Slots past the row's end hold zeros.
+// One thread per word of a column; U neighbours make a lane's slot. Slots past the row's end hold zeros.
 template <int BITS, int U>
 __global__ void pn_prepare(const float * __restrict__ x, float * __restrict__ out, int nblk, int64_t stride_x) {
     using S = pn_shape<BITS>;
     constexpr int N     = S::PER_WORD * U;
+    constexpr int GROUP = N % 4 == 0 ? 4 : 2;  // what a lane loads at once
     const int     steps = pn_steps(nblk, U);
-    const int     unit  = blockIdx.x * blockDim.x + threadIdx.x;
-    if (unit >= steps * 32) {
+    const int     word  = blockIdx.x * blockDim.x + threadIdx.x;
+    const int     unit  = word / U;
+    if (unit >= steps * 32) {  // whole warps: 32 * U words are a step
         return;
     }
-    x   += blockIdx.y * stride_x + (int64_t) unit * N;
+    x   += blockIdx.y * stride_x + (int64_t) word * S::PER_WORD;
     out += (int64_t) blockIdx.y * pn_prep_floats<BITS, U>(nblk);
-    const bool inside = unit < nblk * 8 / U;
+    const bool inside = word < nblk * 8;
 
-    float v[N];
+    float v[S::PER_WORD];
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < N; i++) {
+    for (int i = 0; i < S::PER_WORD; i++) {
         v[i] = inside ? x[i] : 0.0f;
         sum += v[i];
     }
-    // v[] per word: PAIRS activations of the low half (j ascending), then those of the high half.
-    float a[N];
+    // The activations of the low half (j ascending), then those of the high half.
+    float * slot = out + (int64_t) (unit / 32) * N * 32 + unit % 32 * GROUP;
 #pragma unroll
-    for (int w = 0; w < U; w++) {
+    for (int h = 0; h < 2; h++) {
+        const float top = v[2 * (S::PAIRS - 1) + h] * pn_pow2(PN_SCALE_UP - BITS * (S::PAIRS - 1));
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float top = v[w * S::PER_WORD + 2 * (S::PAIRS - 1) + h] * pn_pow2(PN_SCALE_UP - BITS * (S::PAIRS - 1));
-#pragma unroll
-            for (int j = 0; j < S::PAIRS; j++) {
-                const float own = v[w * S::PER_WORD + 2 * j + h] * pn_pow2(PN_SCALE_UP - BITS * j);
-                a[w * S::PER_WORD + h * S::PAIRS + j] = j == S::PAIRS - 1 ? top : own - top;
-            }
+        for (int j = 0; j < S::PAIRS; j++) {
+            const float own = v[2 * j + h] * pn_pow2(PN_SCALE_UP - BITS * j);
+            const int   i   = word % U * S::PER_WORD + h * S::PAIRS + j;
+            slot[i / GROUP * GROUP * 32 + i % GROUP] = j == S::PAIRS - 1 ? top : own - top;
         }
     }
-    const int step = unit / 32, lane = unit % 32;
-    if constexpr (N % 4 == 0) {
-        float4 * quads = (float4 *) out + (int64_t) step * (N / 4) * 32 + lane;
 #pragma unroll
-        for (int q = 0; q < N / 4; q++) {
-            quads[q * 32] = make_float4(a[4 * q], a[4 * q + 1], a[4 * q + 2], a[4 * q + 3]);
-        }
-    } else {
-        float2 * pairs = (float2 *) out + (int64_t) step * (N / 2) * 32 + lane;
-#pragma unroll
-        for (int q = 0; q < N / 2; q++) {
-            pairs[q * 32] = make_float2(a[2 * q], a[2 * q + 1]);
-        }
+    for (int o = 1; o < U; o *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, o);
     }
-    out[(int64_t) steps * 32 * N + unit] = -(float) S::Z * sum * pn_pow2(PN_SCALE_DOWN);
+    if (word % U == 0) {
+        out[(int64_t) steps * 32 * N + unit] = -(float) S::Z * sum * pn_pow2(PN_SCALE_DOWN);
+    }
 }
 
 // N activations from quads or pairs that lie 32 lanes apart.
@@ -279,6 +270,7 @@ __global__ void pn_gemv_reference(const char * __restrict__ weights, const float
 struct pn_options {
     bool subnormal = true;  // false: the reference kernel
     bool fixed     = true;  // false: the any-length kernel for every row length
+    int  sms       = 56;    // multiprocessors of the card
 };
 
 template <int BITS, int NCOLS, int R, int WK, int NBLK>
@@ -293,17 +285,28 @@ template <int BITS, int NCOLS>
 static void pn_launch(const void * w, const float * x, float * prep, float * dst, int nrows, int nblk, int64_t row_bytes,
         int64_t stride_x, int64_t stride_dst, const pn_options & options, cudaStream_t stream) {
     constexpr int U     = pn_unit<NCOLS>::WORDS;
-    const int     units = pn_steps(nblk, U) * 32;
-    pn_prepare<BITS, U><<<dim3((units + 127) / 128, NCOLS), 128, 0, stream>>>(x, prep, nblk, stride_x);
+    const int     words = pn_steps(nblk, U) * 32 * U;
+    pn_prepare<BITS, U><<<dim3((words + 127) / 128, NCOLS), 128, 0, stream>>>(x, prep, nblk, stride_x);
     if constexpr (NCOLS == 1) {
-        // The row lengths of the documented model, where there are rows enough to fill a card without splitting K.
-        if (options.fixed && nrows >= PN_FIXED_MIN_ROWS && row_bytes == (int64_t) nblk * PN_CUDA_BLOCK_BYTES) {
-#define PN_FIXED(b, n) if (BITS == b && nblk == n) \
-            return pn_launch_one<BITS, 1, 4, 1, BITS == b ? n : 0>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream)
-            PN_FIXED(3, 64);   // 5120
-            PN_FIXED(4, 80);   // 5120
-            PN_FIXED(4, 96);   // 6144
-            PN_FIXED(4, 272);  // 17408
+        // The row lengths of the documented model. K is split between warps where there are too few rows for 16 warps
+        // a multiprocessor.
+        if (options.fixed && nrows >= 4 && row_bytes == (int64_t) nblk * PN_CUDA_BLOCK_BYTES) {
+            const int warps = (nrows + 3) / 4, wanted = 16 * options.sms;
+#define PN_FIXED(b, n) if (BITS == b && nblk == n) { \
+                constexpr int len = BITS == b ? n : 0; \
+                if (warps >= wanted) { \
+                    pn_launch_one<BITS, 1, 4, 1, len>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream); \
+                } else if (2 * warps >= wanted) { \
+                    pn_launch_one<BITS, 1, 4, 2, len>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream); \
+                } else { \
+                    pn_launch_one<BITS, 1, 4, 4, len>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream); \
+                } \
+                return; \
+            }
+            PN_FIXED(3, 64)   // 5120
+            PN_FIXED(4, 80)   // 5120
+            PN_FIXED(4, 96)   // 6144
+            PN_FIXED(4, 272)  // 17408
 #undef PN_FIXED
         }
     }

@@ -26,7 +26,8 @@ bool ggml_cuda_pn_supports(const ggml_tensor * op) {
 
 template <int BITS>
 static void pn_mul_mat(ggml_backend_cuda_context & ctx, const ggml_tensor * src0, const ggml_tensor * src1, ggml_tensor * dst) {
-    static const pn_options options = { pn_switch("GGML_CUDA_PN_SUBNORMAL"), pn_switch("GGML_CUDA_PN_FIXED") };
+    static const bool subnormal = pn_switch("GGML_CUDA_PN_SUBNORMAL"), fixed = pn_switch("GGML_CUDA_PN_FIXED");
+    const pn_options  options   = { subnormal, fixed, ggml_cuda_info().devices[ctx.device].nsm };
     GGML_TENSOR_BINARY_OP_LOCALS
     const int nblk = ne00 / pn_shape<BITS>::QK;
     ggml_cuda_pool_alloc<float> prepared(ctx.pool(), pn_workspace<BITS>(nblk, ne11));
