@@ -8,6 +8,7 @@ two files, but needs Ansible inside the build environment.
 import hashlib
 import json
 import pathlib
+import sys
 import tempfile
 from typing import Any
 
@@ -98,6 +99,11 @@ class CollectionManifest(BuildHookInterface):  # type: ignore[misc]
         out = pathlib.Path(tempfile.mkdtemp(prefix="collection-manifest-"))
         (out / "FILES.json").write_bytes(files)
         (out / "MANIFEST.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        sys.path.insert(0, str(root))
+        from tensorless_fleet.cli import commit
+
+        (out / "_commit.txt").write_text(commit() + "\n", encoding="ascii")  # what `tensorless version` says
+        build_data["force_include"][str(out / "_commit.txt")] = "tensorless_fleet/_commit.txt"
         for name in CONTENT:
             build_data["force_include"][str(root / name)] = f"{PREFIX}/{name}"
         for name in ("FILES.json", "MANIFEST.json"):
