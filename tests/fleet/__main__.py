@@ -16,6 +16,8 @@ def main() -> int:
     commands.add_parser("images", help="make the host images (localhost/testhost:bookworm and :trixie)")
     commands.add_parser("up", help="start the fleet: hosts, services, engine image, inventory")
     commands.add_parser("demo", help="the whole way: fleet, site.yml twice, report, endpoint")
+    commands.add_parser("bare-up", help="start one more host, p100-d, that is bare")
+    commands.add_parser("bare-down", help="remove p100-d")
     commands.add_parser("down", help="remove the fleet")
     commands.add_parser("status", help="say what runs")
     ns = commands.add_parser("ns", help="run a command on this machine where podman sees the fleet")
@@ -36,6 +38,10 @@ def main() -> int:
         fleet.up()
     elif args.command == "demo":
         demo.main()
+    elif args.command == "bare-up":
+        fleet.bare_up()
+    elif args.command == "bare-down":
+        fleet.P100_D.remove()
     elif args.command == "down":
         demo.endpoint().stop()
         fleet.down()

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tests.fleet import cards, engine, hosts, images, services, wheels
+from tests.fleet import cards, engine, hosts, images, services, snapshot, wheels
 from tests.fleet.hosts import Host
 from tests.fleet.machine import STATE, as_root, end_keeper, podman, run, say
 
@@ -20,6 +20,7 @@ P100_A = Host("p100-a", "bookworm", "10.213.7.11")
 P100_B = Host("p100-b", "trixie", "10.213.7.12")
 P100_C = Host("p100-c", "bookworm", "10.213.7.13")
 HOSTS = (P100_A, P100_B, P100_C)
+P100_D = Host("p100-d", "bookworm", "10.213.7.14")  # stays bare until a test takes it
 
 MODEL = "test/SmolLM2-135M-Instruct-GGUF"
 NAME = "smol"
@@ -27,13 +28,16 @@ REVISION = "5e0c1d2b3a49586776859403a1b2c3d4e5f60718"
 RECIPES = STATE / "recipes"
 ARGS = ["-np", "1", "-ngl", "99", "-fit", "off", "--threads-http", "4", "-b", "512", "-ub", "512", "--jinja"]
 INVENTORY = STATE / "inventory.yml"
-RUNTIME = {P100_A.name: "podman", P100_B.name: "podman", P100_C.name: "docker"}
+BARE_INVENTORY = STATE / "bare.yml"
+BARE_SNAPSHOT = STATE / "bare.json"
+RUNTIME = {P100_A.name: "podman", P100_B.name: "podman", P100_C.name: "docker", P100_D.name: "podman"}
 
 
 CARDS = {
     P100_A.name: [cards.p100(0xA1, "3B")],
     P100_B.name: [cards.p100(0xB1, "3B"), cards.p4(0xB3, "5E"), cards.p100(0xB2, "AF")],
     P100_C.name: [cards.p100(0xC1, "3B")],
+    P100_D.name: [cards.p100(0xD1, "3B")],
 }
 
 
@@ -88,20 +92,20 @@ decode_tps  = {{ short = {value["receipt"]} }}
     path.write_text(text)
 
 
-def write_inventory() -> None:
-    """The inventory of the fleet, as its owner would write it."""
-    per_host: dict[str, Any] = {
-        P100_A.name: {"tensorless_servers": [{"model": NAME}]},
-        P100_B.name: {"tensorless_servers": [{"model": NAME, "gpu": "each"}]},
-        P100_C.name: {"tensorless_servers": [{"model": NAME}]},
-    }
+def write_inventory(path: pathlib.Path, members: tuple[Host, ...], **more: Any) -> None:
+    """The inventory of some hosts, as their owner would write it; ``more`` are further variables of the group."""
     inventory = {
         # The report is written on the controller, which is no member of `gpu`.
         "all": {"vars": {"tensorless_report_dir": str(STATE / "report")}},
         "gpu": {
             "hosts": {
-                host.name: {"ansible_host": host.ip, "tensorless_runtime": RUNTIME[host.name], **per_host[host.name]}
-                for host in HOSTS
+                host.name: {
+                    "ansible_host": host.ip,
+                    "tensorless_runtime": RUNTIME[host.name],
+                    # Where a host has several cards, one server on each that the recipe fits.
+                    "tensorless_servers": [{"model": NAME, "gpu": "each"} if host == P100_B else {"model": NAME}],
+                }
+                for host in members
             },
             "vars": {
                 "ansible_user": hosts.SSH_USER,
@@ -113,11 +117,11 @@ def write_inventory() -> None:
                 "nvidia_cdi_repository_url": f"{services.APT}/toolkit",
                 "nvidia_cdi_repository_key": f"{services.APT}/key.asc",
                 "nvidia_cdi_repository_suite": "./",
+                **more,
             },
         },
     }
-    INVENTORY.parent.mkdir(parents=True, exist_ok=True)
-    INVENTORY.write_text("---\n" + yaml.safe_dump(inventory, sort_keys=False))
+    path.write_text("---\n" + yaml.safe_dump(inventory, sort_keys=False))
     (STATE / "ansible.cfg").write_text(
         "[defaults]\ninject_facts_as_vars = false\nforks = 10\nhost_key_checking = false\n"
         "[ssh_connection]\npipelining = true\n"
@@ -135,30 +139,39 @@ def write_hub_files() -> None:
     (STATE / "hub-files.json").write_text(json.dumps(files))
 
 
-def up() -> None:
+def up(members: tuple[Host, ...] = HOSTS, inventory: pathlib.Path = INVENTORY) -> None:
     """Hosts, services, engine image and files; what is there already stays."""
     begin = time.monotonic()
     images.ensure()
     hosts.ssh_key()
     STATE.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(len(HOSTS)) as pool:
-        list(pool.map(Host.start, HOSTS))
+    with ThreadPoolExecutor(len(members)) as pool:
+        list(pool.map(Host.start, members))
     write_hub_files()
     cards.build()
     for service in services.all_services():
         service.start()
-    write_recipe(engine.push(services.REGISTRY))
-    write_inventory()
-    with ThreadPoolExecutor(len(HOSTS)) as pool:
-        list(pool.map(lambda host: cards.install(host, CARDS[host.name]), HOSTS))
-    say(f"{', '.join(host.name for host in HOSTS)} are up after {time.monotonic() - begin:.0f} s")
+    write_recipe(engine.push(hosts.REGISTRY))
+    write_inventory(inventory, members)
+    with ThreadPoolExecutor(len(members)) as pool:
+        list(pool.map(lambda host: cards.install(host, CARDS[host.name]), members))
+    say(f"{', '.join(host.name for host in members)} are up after {time.monotonic() - begin:.0f} s")
+
+
+def bare_up() -> None:
+    """A new bare host of its own, and what it is like."""
+    P100_D.remove()
+    up((P100_D,), BARE_INVENTORY)
+    # What is measured is no matter here: one short run.
+    write_inventory(BARE_INVENTORY, (P100_D,), bench_runs=1, bench_tokens=16)
+    BARE_SNAPSHOT.write_text(json.dumps(snapshot.take(P100_D)))
 
 
 def down() -> None:
     """Removes the hosts, the services and all files of the fleet; the cache of images stays."""
     for service in services.all_services():
         service.stop()
-    for host in HOSTS:
+    for host in (*HOSTS, P100_D):
         host.remove()
     podman("network", "rm", HOSTS[0].network, check=False)
     end_keeper()

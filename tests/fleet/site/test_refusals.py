@@ -30,7 +30,7 @@ def state(hosts: Fleet, host: Host) -> dict[str, str]:
     return {
         "files": host.sh(
             "find /etc/tensorless /etc/systemd/system /usr/local/lib/tensorless /var/lib/tensorless "
-            "-printf '%p %s %T@\\n' | sort"
+            "-not -type d -printf '%p %s %T@\\n' | sort"
         ),
         "images": host.sh("podman images --digests --noheading"),
         "servers": str(hosts.server_pids(host)),
