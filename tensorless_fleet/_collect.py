@@ -65,8 +65,20 @@ class Collector:
         elif name in ITEMS and host:
             raw = data.get("res")
             self._learn(self.host(str(host)), action_of(data), raw if isinstance(raw, Mapping) else {})
+        elif name == "playbook_on_stats":
+            self._on_stats(data)
         elif name in ("verbose", "warning", "error", "system_warning", "deprecated"):
             self._line(clean(str(event.get("stdout") or "")))
+
+    def _on_stats(self, data: Mapping[str, Any]) -> None:
+        """Ansible's own count has the last word: a failure that the play rescued is none."""
+        failures, dark, changed = (data.get(key) or {} for key in ("failures", "dark", "changed"))
+        for name, host in self.result.hosts.items():
+            rescued = host.state == "failed" and not failures.get(name)
+            returned = host.state == "unreachable" and not dark.get(name)
+            if rescued or returned:
+                host.state = "changed" if changed.get(name) else "ok"
+                host.reason = None
 
     def _on_controller(self, name: str, step: str, data: Mapping[str, Any]) -> None:
         """Steps of plays on the controller belong to no host of the fleet."""

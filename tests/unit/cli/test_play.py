@@ -69,6 +69,21 @@ def test_results_say_per_host_what_happened(play):
     assert result.log and pathlib.Path(result.log).stat().st_mode & 0o777 == 0o600
 
 
+def test_a_failure_that_the_play_rescued_is_none(play):
+    result = play(
+        """
+- name: Try
+  block:
+    - name: Fail
+      ansible.builtin.fail: {msg: not yet}
+  rescue:
+    - name: Mend
+      ansible.builtin.debug: {msg: mended}
+"""
+    ).result()
+    assert result.ok and {host.reason for host in result.hosts.values()} == {None}
+
+
 def test_check_false_returns_the_same_result_without_raising(play):
     result = play("- ansible.builtin.fail: {msg: broken}", check=False).result()
     assert not result.ok and {host.reason for host in result.failed} == {"broken"}
