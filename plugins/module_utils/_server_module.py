@@ -17,6 +17,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils import _server_ap
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_cards as cards
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_check as check
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_files as files
+from ansible_collections.tensorless.fleet.plugins.module_utils import _server_health as health
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_state as state
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RUNTIMES
@@ -251,6 +252,22 @@ def _server(job: Job, condition: str) -> dict[str, Any]:
     }
 
 
+def _other_than_planned(document: Mapping[str, Any]) -> list[str]:
+    """What the running server made of its context: engines divide it among slots, or lower it when memory is short."""
+    found = health.properties(str(document["endpoint"]), health.read_key(document.get("api_key_file")))
+    texts = []
+    if found and isinstance(found["n_ctx"], int) and found["n_ctx"] < int(document["context"]):
+        texts.append(
+            f"{document['instance']} has a context of {found['n_ctx']} tokens for each request instead of "
+            f"{document['context']}"
+        )
+    if found and isinstance(found["total_slots"], int) and found["total_slots"] != 1:
+        texts.append(
+            f"{document['instance']} serves {found['total_slots']} requests at a time; recipes are measured with 1"
+        )
+    return texts
+
+
 def _results(outcome: Outcome, jobs: Sequence[Job], failures: Sequence[Failed], tools: Tools) -> None:
     """Adds what the running servers say about themselves; asks again only where something was started."""
     failed = {failure.instance: failure for failure in failures}
@@ -272,6 +289,8 @@ def _results(outcome: Outcome, jobs: Sequence[Job], failures: Sequence[Failed], 
             previous=_previous(job.instance, tools),
             enabled=seen.enabled,
         )
+        if job.starts and job.instance not in failed:
+            outcome.warnings += _other_than_planned(job.document)
         if job.answers_cut:
             outcome.warnings.append(f"restarting {job.instance} cut {job.answers_cut} answer(s) short")
         outcome.servers.append(server)

@@ -18,5 +18,6 @@ def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     for images in made.images.values():
         images |= {"image@sha256:1", "image@sha256:2"}
     monkeypatch.setattr(_server_check.port_taken, "__defaults__", (made.bind,))
+    monkeypatch.setattr(_server_health, "properties", lambda *_a: None)
     monkeypatch.setattr(_server_health, "busy_slots", lambda *_a, **_k: made.busy)
     return made

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_health as health
+from ansible_collections.tensorless.fleet.plugins.module_utils import _server_module
 
 from tests.unit.server.fakes import Clock
 
@@ -140,3 +141,28 @@ def test_served_names() -> None:
 )
 def test_busy_slots(answer: Any, busy: int | None) -> None:
     assert health.busy_slots("http://x", get=answers(answer)) == busy
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, []),
+        ({"total_slots": 1, "n_ctx": 4096}, []),
+        ({"total_slots": 4, "n_ctx": 1024}, ["a context of 1024 tokens", "serves 4 requests at a time"]),
+        ({"total_slots": None, "n_ctx": None}, []),
+    ],
+)
+def test_srv_08_slots_and_context(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, Any] | None, said: list[str]
+) -> None:
+    monkeypatch.setattr(health, "properties", lambda *_argv: found)
+    document = {"instance": "i", "endpoint": "http://127.0.0.1:1", "context": 4096}
+    texts = _server_module._other_than_planned(document)
+    assert len(texts) == len(said)
+    assert all(words in text for words, text in zip(said, texts, strict=True))
+
+
+def test_srv_08_properties_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"total_slots": 1, "default_generation_settings": {"n_ctx": 4096}}'
+    monkeypatch.setattr(health, "http_get", lambda _url, _headers: (200, body))
+    assert health.properties("http://x") == {"total_slots": 1, "n_ctx": 4096}
