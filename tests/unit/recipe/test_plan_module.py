@@ -330,7 +330,7 @@ def test_two_servers_in_one_place_are_refused(tmp_path: pathlib.Path) -> None:
     same_port = [{"model": "tiny", "gpu": "0"}, {"model": "Org/Tiny-GGUF", "gpu": "1"}]
     same_card = [{"model": "tiny", "gpu": "0"}, {"model": "tiny", "gpu": "0", "port": 8081}]
     tasks: list[dict[str, Any]] = [{"ansible.builtin.set_fact": {"nvidia_gpu": two, "cacheable": True}}]
-    for servers in (same_port, same_card):
+    for servers in (same_port, same_card, [{"model": "tiny", "ports": 1}], ["tiny"], [{"gpu": "0"}]):
         role = {"ansible.builtin.include_role": {"name": "tensorless.fleet.plan"}, "vars": {"plan_servers": servers}}
         tasks.append({"block": [role], "rescue": [{"ansible.builtin.debug": {"msg": "was refused"}}]})
     done = play(tmp_path, tasks, plan_recipes_dir=str(odd_recipes(tmp_path)))
@@ -338,7 +338,10 @@ def test_two_servers_in_one_place_are_refused(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "publish the same port (8080, 8080): give each its own port" in said, done.stdout
     assert "give a container of the same name" in said, done.stdout
-    assert said.count("was refused") == 2
+    assert said.count("An entry is a dictionary with model and, where wanted, gpu, card, host,") == 6, (
+        done.stdout
+    )  # each is printed twice
+    assert said.count("was refused") == 5
 
 
 def test_the_digest_of_a_key_file(tmp_path: pathlib.Path) -> None:
