@@ -110,6 +110,10 @@ def apply_host(actions: Sequence[Action], tools: Tools, launcher: str) -> None:
                     f"servers of {tools.user} would end at logout: {last_line(err)}; as root run: "
                     f"loginctl enable-linger {tools.user}"
                 )
+            for _unused in range(10):  # its service manager comes up by itself
+                if tools.run(state.systemctl(where, "show-environment"))[0] == 0:
+                    break
+                tools.clock.sleep(1)
 
 
 def apply_all(jobs: Sequence[Job], tools: Tools) -> list[Failed]:

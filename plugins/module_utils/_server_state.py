@@ -18,6 +18,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import (
     Run,
     Runtime,
     RuntimeUnavailable,
+    last_line,
 )
 from ansible_collections.tensorless.fleet.plugins.module_utils._server_files import Places
 
@@ -85,7 +86,9 @@ def read_units(run: Run, where: Places, instances: Sequence[str]) -> dict[str, U
     names = [files.unit_name(i) for i in instances]
     rc, out, err = run(systemctl(where, "show", "--property", ",".join(_PROPERTIES), "--", *names))
     if rc != 0 and not out.strip():
-        raise RuntimeUnavailable(f"systemd does not answer: {(err or out).strip().splitlines()[-1:] or ['no output']}")
+        if where.linger is not None and not os.path.exists(where.linger):
+            return {i: Unit() for i in instances}  # the user's manager does not run yet, so nothing of it does
+        raise RuntimeUnavailable(f"systemd does not answer: {last_line(err) or 'no output'}")
     units: dict[str, Unit] = {}
     for block in out.strip().split("\n\n"):
         values = dict(line.partition("=")[::2] for line in block.splitlines())
