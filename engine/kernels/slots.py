@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument(
         "--gate",
         action="store_true",
-        help="fail when a kernel that a P100 runs for the documented shapes (row length compiled in, one warp a row) misses its limit",
+        help="fail when a kernel of the documented shapes (row length compiled in, one warp a row) misses its limit",
     )
     options = parser.parse_args()
     counts = [c for f in options.files for name, code in functions(f.read_text()).items() if (c := count(name, code))]

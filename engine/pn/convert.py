@@ -30,7 +30,8 @@ def rotation_of(file: gguf.Gguf) -> int:
     name = file.value(ROTATION_KEY)
     if name not in tensors.ROTATIONS:
         raise ConvertError(
-            f"{file.path}: has PN weights and {ROTATION_KEY} is {name!r}; needed: one of {', '.join(tensors.ROTATIONS)}. "
+            f"{file.path}: has PN weights and {ROTATION_KEY} is {name!r}; "
+            f"needed: one of {', '.join(tensors.ROTATIONS)}. "
             "What the weights mean is not known without it."
         )
     return tensors.ROTATIONS[str(name)]

@@ -130,7 +130,7 @@ class Gguf:
         if tensor.type is None:
             return f"has type {tensor.type_id}, which is not known"
         if size is None:
-            return f"has rows of {tensor.row} weights, no whole number of {tensor.type_name} blocks of {tensor.type.weights}"
+            return f"has rows of {tensor.row} weights, not a multiple of {tensor.type.weights} ({tensor.type_name})"
         if self.region(tensor) < size:
             return f"needs {size} bytes and has {self.region(tensor)}: the file is truncated or its offsets are wrong"
         return None

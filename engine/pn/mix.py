@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+import tomllib
 
 from engine.pn import format as pn
 from engine.pn.gguf import Tensor

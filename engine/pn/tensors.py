@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a tensor as F32, piece by piece; the rotation; and a scan of a tensor's bytes for what must not be there."""
+"""Weights of a tensor as F32, piece by piece; the rotation; a scan of a tensor's bytes for what must not be there."""
 
 from __future__ import annotations
 

@@ -203,5 +203,5 @@ def test_mix_that_cannot_be_used(tmp_path: Path, text: str) -> None:
 def test_quantized_source_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "a.gguf")
     convert.quantize(tmp_path / "a.gguf", tmp_path / "pn.gguf", mix.load("smallest"))
-    with pytest.raises(convert.ConvertError, match="attn_q.weight is pn3t"):
+    with pytest.raises(convert.ConvertError, match=r"attn_q\.weight is pn3t"):
         convert.quantize(tmp_path / "pn.gguf", tmp_path / "b.gguf", mix.load("smallest"))
