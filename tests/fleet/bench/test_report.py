@@ -54,6 +54,7 @@ def codes(hosts: Fleet) -> dict[str, set[str]]:
 
 def test_every_card_is_measured_and_agrees_with_its_server(hosts: Fleet) -> None:
     """The same definition on both sides: gaps, not tokens."""
+    hosts.play(*SHORT, name="bench")
     cards = {card["uuid"]: card for card in hosts.report()["cards"]}
     assert {A1, B1, B2, C1} <= set(cards)
     for uuid in (A1, B1, B2, C1):
