@@ -20,8 +20,10 @@ def _fact(known: Mapping[str, Any], name: str) -> Any:
         return {"unreadable": str(fault)} if name == "ansible_facts" else None
 
 
-def describe(name: str, known: Mapping[str, Any]) -> dict[str, Any]:
+def describe(name: str, known: Any) -> dict[str, Any]:
     """One host. `known` is its hostvars; a host that was never reached has almost nothing there."""
+    if not isinstance(known, Mapping):
+        return {"name": name, "status": "unreachable", "reason": f"the inventory has no host {name}"}
     facts = _fact(known, "ansible_facts") or {}
     gpus = facts.get("nvidia_gpu") or {}
     results = _fact(known, "bench_results")

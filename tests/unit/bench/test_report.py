@@ -240,6 +240,7 @@ def test_the_documents_public_schema_holds() -> None:
 def test_a_host_of_which_nothing_is_known_was_not_reached() -> None:
     assert _report_hosts.describe("a", {})["status"] == "unreachable"
     assert "check that it is up" in _report_hosts.describe("a", {})["reason"]
+    assert build([_report_hosts.describe("typo", None)])["hosts"][0]["reason"] == "the inventory has no host typo"
 
 
 def test_a_host_that_stopped_early_says_after_what() -> None:
