@@ -65,8 +65,14 @@ def persistenced(version: str, depends: str) -> Package:
         "[Unit]\nDescription=NVIDIA Persistence Daemon (stand-in)\n\n[Service]\nType=oneshot\nRemainAfterExit=yes\n"
         "ExecStart=-/usr/bin/nvidia-smi -pm 1\n\n[Install]\nWantedBy=multi-user.target\n"
     )
+    reload = "[ ! -d /run/systemd/system ] || systemctl daemon-reload || true\n"
     return Package(
-        "nvidia-persistenced", version, depends, files={"usr/lib/systemd/system/nvidia-persistenced.service": unit}
+        "nvidia-persistenced",
+        version,
+        depends,
+        files={"usr/lib/systemd/system/nvidia-persistenced.service": unit},
+        postinst=reload,
+        postrm=reload,
     )
 
 
