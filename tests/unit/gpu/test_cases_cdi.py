@@ -291,7 +291,7 @@ def test_c07_device_arguments() -> None:
     """podman ignores --gpus without a word, so it gets CDI names; docker gets the card by UUID."""
     assert _cdi_probe.device_arguments("podman", UUID) == ["--device", f"nvidia.com/gpu={UUID}"]
     assert _cdi_probe.device_arguments("docker", UUID) == ["--gpus", f"device={UUID}"]
-    words = "Error: crun: executable file `nvidia-smi` not found: No such file or directory: OCI runtime attempted to invoke"
+    words = "Error: crun: executable file `nvidia-smi` not found: No such file or directory: OCI runtime attempted"
     assert "put no driver into the container" in _cdi_probe.explain(words)
 
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guard rules of the collected cases that are about the whole, by their numbers."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import yaml
+
+from tests.unit.gpu.fakes import P100, UUID, Smi, facts
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("rc", "state"),
+    [(0, "ok"), (14, "degraded"), (6, "failed"), (9, "failed"), (18, "failed"), (255, "failed"), (124, "failed")],
+)
+def test_guard_4_status(rc: int, state: str) -> None:
+    """0 and 14 are read; 6 is empty; 9 is diagnosed; 18 asks for a reboot; the rest and a timeout are errors."""
+    smi = Smi(
+        after="WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n" if rc == 14 else "",
+        rc=rc,
+        text=None if rc in (0, 14) else "",
+    )
+    found = facts(smi)
+    assert found["state"] == state
+    assert found["reboot_required"] is (rc == 18)
+    assert found["nvidia_smi"]["timed_out"] is (rc == 124)
+
+
+def test_guard_4_retry_without_the_field() -> None:
+    smi = Smi(refused=["mig.mode.current"])
+    assert facts(smi)["state"] == "ok"
+    assert smi.starts == 3
+
+
+def test_guard_5_index_holes() -> None:
+    rows = [{**P100, "index": index, "uuid": UUID[:-1] + index} for index in ("0", "2", "7")]
+    assert [card["index"] for card in facts(Smi(rows))["cards"]] == [0, 2, 7]
+
+
+def test_guard_7_order_of_an_upgrade() -> None:
+    """Drain, upgrade, reboot, verify, CDI, servers anew: the playbook's roles, and the role's own steps."""
+    play = yaml.safe_load((ROOT / "playbooks" / "driver.yml").read_text(encoding="utf-8"))[0]
+    order = [entry["role"].rpartition(".")[2] for entry in play["roles"]]
+    assert order.index("nvidia_driver") < order.index("nvidia_cdi") < order.index("server")
+    tasks = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "tasks" / "manage.yml").read_text(encoding="utf-8"))
+    names = [task["name"] for task in tasks]
+    reboot = tasks[names.index("Reboot into the new driver")]["block"]
+    assert names.index("Install the driver and keep it there") < names.index("Reboot into the new driver")
+    assert [task["name"] for task in reboot] == [
+        "Stop the host's servers",
+        "Reboot",
+        "Read the cards of the new driver",
+    ]
+    assert play["serial"] == "{{ tensorless_serial | default(1) }}", "one host after the other"
