@@ -167,6 +167,21 @@ def arguments(job: Job, variables: str) -> list[str]:
     return [*words, "-e", f"@{variables}", job.playbook]
 
 
+def cleanup(job: Job) -> list[str]:
+    """The words of the command that removes this run's temporary folders on the hosts, with a place for process ids."""
+    words = [sys.executable, "-m", "ansible", "adhoc", job.limit or "gpu", "--forks", "50"]
+    for entry in job.inventory:
+        words += ["-i", entry if "," in entry else os.path.abspath(entry)]
+    if job.vault_password_file:
+        words += ["--vault-password-file", os.path.abspath(job.vault_password_file)]
+    script = (
+        "cd {{ ansible_remote_tmp | default('~/.ansible/tmp') }} 2>/dev/null || exit 0; for pid in @PIDS@; do "
+        f"for each in ansible-tmp-*-$pid-*; do made=${{each#ansible-tmp-}}; made=${{made%%.*}}; "
+        f'[ -d "$each" ] && [ "$made" -ge {int(time.time())} ] && rm -rf -- "$each"; done; done; true'
+    )
+    return [*words, "-e", "ansible_become=false", "-m", "ansible.builtin.raw", "-a", script]
+
+
 def variables(job: Job, private: Private) -> str:
     """Writes the variables file and one file per secret; returns the path of the former."""
     values = {**job.values, "tensorless_progress_file": os.path.join(private.path, PROGRESS)}
@@ -226,6 +241,7 @@ class Play:
                     private.path,
                     *arguments(self.job, variables(self.job, private)),
                 ]
+                private.write("cleanup.json", json.dumps(cleanup(self.job)))
                 self._pid_file = os.path.join(private.path, "supervisor.pid")
                 if self.canceled:
                     return 130

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ import time
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 5.0  # from the interrupt to SIGTERM for all
 KILL_S = 2.0  # from SIGTERM to SIGKILL
+CLEAN_S = 8.0  # for the hosts' temporary folders
 ENDINGS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -47,6 +49,34 @@ def send(pids: list[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def clean_hosts(private: str, pids: set[int], watched: set[signal.Signals]) -> None:
+    """Removes what an interrupted play has left in the hosts' temporary folders: module files with their arguments.
+
+    Ansible names these folders by the worker's process, so only those of this run are removed. Ends after CLEAN_S or
+    with the next signal.
+    """
+    try:
+        with open(os.path.join(private, "cleanup.json"), encoding="utf-8") as file:
+            words = [word.replace("@PIDS@", " ".join(map(str, sorted(pids)))) for word in json.load(file)]
+    except (OSError, ValueError):
+        return
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
+            sink = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):
+                os.dup2(sink, number)
+            os.execv(words[0], words)
+        os._exit(127)
+    until = time.monotonic() + CLEAN_S
+    while reap(child) is None and time.monotonic() < until:
+        received = signal.sigtimedwait(watched, 0.5)
+        if received is not None and received.si_signo in ENDINGS - {signal.SIGHUP}:
+            break
+    end_all(child)
 
 
 def reap(main: int) -> int | None:
@@ -97,21 +127,26 @@ def main(arguments: list[str]) -> int:
         file.write(str(os.getpid()))
     code: int | None = None
     deadline: float | None = None
+    pids: set[int] = set()
     while code is None:
         received = signal.sigtimedwait(watched, 1.0)
         if received is not None and received.si_signo in ENDINGS:
             if deadline is None:
                 deadline = time.monotonic() + GRACE_S
+                pids |= {child, *descendants(child)}
                 send([child], signal.SIGINT)
             else:
                 deadline = 0.0  # asked twice: at once
         code = reap(child)
         if deadline is None and os.getppid() != parent:
             deadline = time.monotonic() + GRACE_S
+            pids |= {child, *descendants(child)}
             send([child], signal.SIGINT)
         if deadline is not None and time.monotonic() >= deadline:
             break
     last = end_all(child)
+    if deadline:
+        clean_hosts(private, pids, watched)
     code = code if code is not None else last
     if os.getppid() != parent:
         shutil.rmtree(private, ignore_errors=True)

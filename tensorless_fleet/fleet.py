@@ -117,7 +117,7 @@ class Run:
             yield from fresh
 
     def cancel(self) -> None:
-        """Ends the work: nothing new starts, and every process of it is gone within 12 s. Twice: at once."""
+        """Ends the work: nothing new starts, and all of it is gone within 20 s, here and on the hosts. Twice: at once."""
         self._play.cancel()
 
     def result(self, timeout: float | None = None) -> Result:
@@ -160,7 +160,7 @@ def _end_all() -> None:
     for run in live:
         run.cancel()
     for run in live:
-        run._done.wait(15)
+        run._done.wait(25)
 
 
 class ServerOptions(TypedDict, total=False):
