@@ -117,7 +117,7 @@ class Run:
             yield from fresh
 
     def cancel(self) -> None:
-        """Ends the work: nothing new starts, and all of it is gone within 20 s, here and on the hosts. Twice: at once."""
+        """Ends the work: nothing new starts, and all is gone within 20 s, here and on the hosts. Twice: at once."""
         self._play.cancel()
 
     def result(self, timeout: float | None = None) -> Result:
