@@ -9,6 +9,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import select
 import signal
 import time
 from typing import Any, NoReturn, Optional, Protocol
@@ -66,6 +67,13 @@ class Module(Protocol):
 
 class Interrupted(BaseException):
     """SIGTERM or SIGHUP: stop, and keep what has come."""
+
+
+def _asker_gone() -> bool:
+    """True when nobody reads our result any more: the controller, or the connection to it, has ended."""
+    poller = select.poll()
+    poller.register(1, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _fd, event in poller.poll(0))
 
 
 def _interrupt(number: int, _frame: object) -> None:
@@ -132,7 +140,13 @@ def run(module: Module) -> None:
     params = module.params
     if os.environ.get("HF_TOKEN"):
         module.no_log_values.add(os.environ["HF_TOKEN"])
-    report, close = progress_writer(params["progress_file"])
+    write, close = progress_writer(params["progress_file"])
+
+    def report(value: dict[str, Any]) -> None:
+        write(value)
+        if _asker_gone():
+            raise Interrupted("the controller is gone")
+
     job = None
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):

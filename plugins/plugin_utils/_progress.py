@@ -38,6 +38,10 @@ def run_with_progress(action: ActionBase, variables: dict[str, Any]) -> dict[str
     task, connection = action._task, action._connection
     arguments = dict(task.args)
     background = bool(task.async_val) and not connection.has_native_async
+    if arguments.get("token"):
+        # Through the module's standard input instead of a file on the host: an interrupted run leaves no token there.
+        with contextlib.suppress(AnsibleError, KeyError):
+            connection.set_option("pipelining", True)
     watch = None
     if not (background or task.check_mode or arguments.get("progress_file")):
         arguments["progress_file"] = f"/tmp/.tensorless-{secrets.token_hex(16)}.progress"
