@@ -299,7 +299,7 @@ class Lock:
     def _dead(owner: dict[str, Any]) -> bool:
         if owner.get("unreadable"):
             return bool(owner["age"] > 60)
-        same = str(owner.get("boot", "")).split("/")[0] == this_host().split("/")[0]
+        same = str(owner.get("boot", "")).partition("/")[0] == this_host().partition("/")[0]
         if not same:
             # This machine under an earlier boot: its processes are gone. Another machine: nobody here can know.
             return bool(_machine()) and owner.get("machine") == _machine() and owner.get("host") == socket.gethostname()

@@ -266,7 +266,7 @@ def _persistence(seen: HostSeen) -> Check:
         "persistence",
         FAIL,
         f"persistence mode is off on card {', '.join(off)}: each start of a program waits for the driver",
-        f"sudo {command.split(' && ')[0]}",
+        f"sudo {command.partition(' && ')[0]}",
         command,
     )
 

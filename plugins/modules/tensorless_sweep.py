@@ -152,7 +152,7 @@ OPTIONS = {
     "values": {"type": "list", "elements": "int"},
     "repeats": {"type": "int", "default": 2},
     "tokens": {"type": "int", "default": 256, "no_log": False},
-    "first_token_s": {"type": "float", "default": 1800},
+    "first_token_s": {"type": "float", "default": 1800, "no_log": False},
     "on_busy": {"type": "str", "choices": ["wait", "refuse", "label"], "default": "refuse"},
     "wait_s": {"type": "float", "default": 120},
     "results_dir": {"type": "path", "default": "/var/lib/tensorless/bench"},

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Stops one service when its card or processor has been too hot for too long, and touches nothing else.
 
