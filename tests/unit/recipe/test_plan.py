@@ -150,6 +150,20 @@ def test_without_arguments_and_switches() -> None:
     assert made["command"][-4:] == ["-tb", "4", "-b", "1"]
 
 
+@pytest.mark.parametrize(
+    ("recipe_values", "values"),
+    [
+        ({}, {"context": 1}),
+        ({}, {"extra_args": ("-b", "1")}),
+        ({}, {"revision": OTHER}),
+        ({"status": "draft"}, {}),
+        ({"model__size_bytes": 0}, {}),
+    ],
+)
+def test_where_the_receipt_does_not_apply(recipe_values: dict[str, Any], values: dict[str, Any]) -> None:
+    assert plan(recipe_values, command="info", **values)["receipt_applies"] is False
+
+
 # -- which card ------------------------------------------------------------------------------------------------------
 
 

@@ -76,3 +76,8 @@ def test_address(endpoint: str, file: str, url: str) -> None:
 )
 def test_cached(size: int | None, partial: bool, state: str) -> None:
     assert paths.cached_state(size, partial, 10) == state
+
+
+def test_a_whole_file_of_a_real_size() -> None:
+    size = 12954114496
+    assert paths.cached_state(int(str(size)), False, size) == "yes"

@@ -263,6 +263,7 @@ def test_long_and_odd_values_are_shown_short_and_on_one_line() -> None:
     assert schema.shown("a\x1b\n") == '"a\\x1b\\n"'
     assert schema.shown("x" * 400) == '"' + "x" * 297 + '..."'
     assert schema.shown("x" * 300) == '"' + "x" * 300 + '"'
+    assert schema.shown("x" * 301) == '"' + "x" * 297 + '..."'
     assert schema.shown(True) == "true"
     assert schema.shown(False) == "false"
     assert schema.shown(2.5) == "2.5"
