@@ -28,6 +28,7 @@ REVISION = "5e0c1d2b3a49586776859403a1b2c3d4e5f60718"
 RECIPES = STATE / "recipes"
 ARGS = ["-np", "1", "-ngl", "99", "-fit", "off", "--threads-http", "4", "-b", "512", "-ub", "512", "--jinja"]
 INVENTORY = STATE / "inventory.yml"
+SSH_CONFIG = STATE / "ssh_config"  # for people too: ssh -F .build/fleet/ssh_config p100-a
 BARE_INVENTORY = STATE / "bare.yml"
 BARE_SNAPSHOT = STATE / "bare.json"
 RUNTIME = {P100_A.name: "podman", P100_B.name: "podman", P100_C.name: "docker", P100_D.name: "podman"}
@@ -96,7 +97,7 @@ def write_inventory(path: pathlib.Path, members: tuple[Host, ...], **more: Any) 
     """The inventory of some hosts, as their owner would write it; ``more`` are further variables of the group."""
     inventory = {
         # The report is written on the controller, which is no member of `gpu`.
-        "all": {"vars": {"tensorless_report_dir": str(STATE / "report")}},
+        "all": {"vars": {"tensorless_report_dir": str(STATE / ("report" if path == INVENTORY else "report-bare"))}},
         "gpu": {
             "hosts": {
                 host.name: {
@@ -128,6 +129,14 @@ def write_inventory(path: pathlib.Path, members: tuple[Host, ...], **more: Any) 
     )
 
 
+def write_ssh_config() -> None:
+    words = hosts.ssh_options()
+    settings = [word.replace("=", " ", 1) for word in words[3::2]]
+    lines = [f"Host {host.name}\n  HostName {host.ip}" for host in (*HOSTS, P100_D)]
+    lines += ["Host p100-*", f"  User {hosts.SSH_USER}", f"  IdentityFile {hosts.PRIVATE_KEY}"]
+    SSH_CONFIG.write_text("\n".join([*lines, *(f"  {setting}" for setting in settings)]) + "\n")
+
+
 def engine_image() -> str:
     """The engine image by digest, as the recipe of the fleet names it."""
     return f"{hosts.REGISTRY}/{engine.NAME}@{engine.layout()[1]}"
@@ -153,6 +162,7 @@ def up(members: tuple[Host, ...] = HOSTS, inventory: pathlib.Path = INVENTORY) -
         service.start()
     write_recipe(engine.push(hosts.REGISTRY))
     write_inventory(inventory, members)
+    write_ssh_config()
     with ThreadPoolExecutor(len(members)) as pool:
         list(pool.map(lambda host: cards.install(host, CARDS[host.name]), members))
     say(f"{', '.join(host.name for host in members)} are up after {time.monotonic() - begin:.0f} s")

@@ -16,7 +16,7 @@ HUB = f"/var/lib/tensorless/hub/models--{fleet.MODEL.replace('/', '--')}"
 
 
 def host_of(name: str) -> Any:
-    return testinfra.get_host(f"ansible://{name}?ansible_inventory={fleet.INVENTORY}&force_ansible=false&sudo=true")
+    return testinfra.get_host(f"ssh://{name}?ssh_config={fleet.SSH_CONFIG}&sudo=true&controlpersist=60")
 
 
 @pytest.fixture(scope="module", params=[host.name for host in fleet.HOSTS])
