@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 
+UNHEARD = (
+    "nothing was learnt from it in this run: check that it is up and that ssh reaches it, unless --limit left it out"
+)
+
+
 def plain(value: Any) -> Any:
     """Ordinary data, whatever wrappers and tags a play has put around it."""
     return json.loads(json.dumps(value, default=str))
@@ -34,7 +39,7 @@ def describe(name: str, known: Any) -> dict[str, Any]:
     elif results is None and not facts:
         status, reason = (
             "unreachable",
-            "nothing was learnt from it in this run: check that it is up and that ssh reaches it",
+            UNHEARD,
         )
     elif results is None:
         step = "its plan was made" if _fact(known, "plan_results") is not None else "its facts were read"
