@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-
 UNHEARD = (
     "nothing was learnt from it in this run: check that it is up and that ssh reaches it, unless --limit left it out"
 )
