@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import json
@@ -146,14 +147,22 @@ def repository() -> Iterator[None]:
     yield
 
 
-def _serve() -> http.server.ThreadingHTTPServer:
+@contextlib.contextmanager
+def _served() -> Iterator[None]:
+    """The packages on the hosts' gateway, once, however many hosts use them."""
+
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: the tests' output is not for this."""
 
-    server = http.server.ThreadingHTTPServer((GATEWAY, PORT), functools.partial(Quiet, directory=str(PACKAGES)))
+    try:
+        server = http.server.ThreadingHTTPServer((GATEWAY, PORT), functools.partial(Quiet, directory=str(PACKAGES)))
+    except OSError:
+        yield  # the other host's fixture serves the same files
+        return
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+    yield
+    server.shutdown()
 
 
 def _start(name: str, ip: str, suite: str = "bookworm") -> Host:
@@ -172,29 +181,34 @@ def _start(name: str, ip: str, suite: str = "bookworm") -> Host:
 
 
 @pytest.fixture(scope="session")
-def machines(repository: None) -> Iterator[dict[str, Host]]:
-    """Two hosts: one for podman, one for docker."""
-    found = {"podman": _start("drv-a", "10.213.24.11"), "docker": _start("drv-c", "10.213.24.13")}
-    server = _serve()
-    yield found
-    server.shutdown()
-    for host in found.values():
-        host.remove()
+def podman_host(repository: None) -> Iterator[Host]:
+    host = _start("drv-a", "10.213.24.11")
+    with _served():
+        yield host
+    host.remove()
+
+
+@pytest.fixture(scope="session")
+def docker_host(repository: None) -> Iterator[Host]:
+    host = _start("drv-c", "10.213.24.13")
+    with _served():
+        yield host
+    host.remove()
 
 
 @pytest.fixture
-def rig(machines: dict[str, Host], tmp_path: pathlib.Path) -> Rig:
+def rig(podman_host: Host, tmp_path: pathlib.Path) -> Rig:
     """The host for podman, without a driver."""
-    found = Rig(machines["podman"], tmp_path)
+    found = Rig(podman_host, tmp_path)
     found.purge()
     found.state()
     return found
 
 
 @pytest.fixture
-def docker_rig(machines: dict[str, Host], tmp_path: pathlib.Path) -> Rig:
+def docker_rig(docker_host: Host, tmp_path: pathlib.Path) -> Rig:
     """The host for docker, without a driver."""
-    found = Rig(machines["docker"], tmp_path)
+    found = Rig(docker_host, tmp_path)
     found.purge()
     found.state()
     return found
