@@ -97,3 +97,17 @@ def test_containerfiles_have_no_tag_to_fall_back_on() -> None:
         text = (CONTAINERS / f"engine.{kind}.Containerfile").read_text()
         assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) in (["${BASE}", "${BASE}"], ["${DEVEL}", "${RUNTIME}"])
         assert not re.search(r"^ARG (BASE|DEVEL|RUNTIME)=(?!unpinned$).+", text, re.MULTILINE)
+
+
+def test_playbook_refuses_bases_that_are_not_pinned(tmp_path: Path) -> None:
+    inventory = tmp_path / "inventory.yml"
+    inventory.write_text("engine_builder: {hosts: {builder: {ansible_connection: local}}}\n")
+    values = "engine_version=0.2.0 engine_candidate=1 engine_repository=localhost/engine"
+    play = str(Path(sys.executable).with_name("ansible-playbook"))
+    done = subprocess.run(
+        [play, "-i", str(inventory), "playbooks/engine_build.yml", "-e", values],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "Base image(s) not pinned" in done.stdout
+    assert "containers/pin.py" in done.stdout
