@@ -7,6 +7,10 @@ import pathlib
 
 import pytest
 import yaml
+from ansible_collections.tensorless.fleet.plugins.module_utils._cards import from_facts
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan import plan_model
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice, HostFacts
+from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import load_directory, resolve
 
 from tests.unit.gpu.fakes import P100, UUID, Smi, facts
 
@@ -57,3 +61,31 @@ def test_guard_7_order_of_an_upgrade() -> None:
         "Read the cards of the new driver",
     ]
     assert play["serial"] == "{{ tensorless_serial | default(1) }}", "one host after the other"
+
+
+def _plan(runtime: str, gpu: str | None, found: dict[str, object]) -> dict[str, object]:
+    recipes, _revision = resolve(load_directory(str(ROOT / "recipes")), "pn3")
+    host = HostFacts(gpus=from_facts(found), cpu_count=8, runtimes=[runtime])
+    return plan_model(recipes, host, Choice(cache="/c", gpu=gpu, runtime=runtime)).plans[0]
+
+
+@pytest.mark.parametrize("runtime", ["podman", "docker"])
+def test_o01_an_index_becomes_a_uuid_at_once(runtime: str) -> None:
+    """nvidia-smi and CUDA count cards in different orders, so what runs names the card by UUID."""
+    other = {**P100, "name": "NVIDIA GeForce RTX 3060", "compute_cap": "8.6", "uuid": UUID[:-1] + "0"}
+    mine = {**P100, "index": "1", "pci.bus_id": "00000000:5E:00.0"}
+    plan = _plan(runtime, "1", facts(Smi([other, mine])))
+    words = " ".join(plan["exec"])  # type: ignore[arg-type]
+    assert UUID in words
+    assert "nvidia.com/gpu=1" not in words
+    assert "device=1" not in words
+
+
+def test_o02_device_value_of_docker() -> None:
+    """Without inner quotes docker reads a comma as the next option, and a bare number as a count of cards."""
+    rows = [dict(P100), {**P100, "index": "1", "uuid": UUID[:-1] + "6", "pci.bus_id": "00000000:5E:00.0"}]
+    words = _plan("docker", None, facts(Smi(rows)))["exec"]
+    assert isinstance(words, list)
+    value = words[words.index("--gpus") + 1]
+    assert "device=GPU-" in value
+    assert "," not in value or (value.startswith('"') and value.endswith('"'))
