@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Promotion by digest against the fleet's registry: the measured digest gets the release tag, another one is refused."""
+"""Promotion by digest against the fleet's registry: the measured digest gets the release tag, another is refused."""
 
 from __future__ import annotations
 
