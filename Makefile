@@ -111,3 +111,11 @@ soak: setup prerequisites ## The long tests (hours); their last figures stand in
 .PHONY: mutants
 mutants: setup ## Change the product in small ways and see that a test notices
 	$(PY) tests/mutants.py
+
+.PHONY: engine-source
+engine-source: setup ## The patched llama.cpp in .build/engine/source
+	test -f .build/engine/source/PROVENANCE.md || $(PY) -m engine.patches.apply --output .build/engine/source
+
+.PHONY: engine-cpu
+engine-cpu: engine-source ## Build the patched server for the CPU; goes on where it was interrupted
+	sh engine/build.sh cpu .build/engine/source .build/engine/cpu
