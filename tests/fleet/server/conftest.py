@@ -17,7 +17,20 @@ CASES = [
     pytest.param(("trixie", "podman"), id="podman-5.4", marks=pytest.mark.soak),
     pytest.param(("trixie", "docker"), id="docker-26.1", marks=pytest.mark.soak),
 ]
+# What does not depend on the runtime: CI tries it with podman, soak with both.
+ONE_RUNTIME = (
+    "test_crash_loop_ends", "test_disk_full_while_writing", "test_image_or_model_gone", "test_drop_in_is_reported",
+    "test_port_in_use", "test_one_changed_option", "test_each_card_has_its_server", "test_a_full_card_is_refused",
+    "test_a_running_stranger_is_refused", "test_one_task_beside_seven",
+)  # fmt: skip
 _READY: dict[str, Rig] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.name.startswith(tuple(f"{name}[docker" for name in ONE_RUNTIME)):
+            item.add_marker(pytest.mark.soak)
 
 
 def _rig(suite: str) -> Rig:
