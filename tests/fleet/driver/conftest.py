@@ -73,7 +73,8 @@ class Rig:
                 2>/dev/null | sed -n 's/^[a-z]*-*[a-z]* //p')
             [ -z "$names" ] || dpkg --purge --force-depends $names >/dev/null 2>&1
             rm -rf /etc/apt/preferences.d/* /etc/apt/apt.conf.d/51tensorless* /etc/modprobe.d/tensorless* \\
-                /etc/apt/sources.list.d/*.sources /etc/cdi /run/cdi /etc/systemd/system/tensorless-* \\
+                /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/tests.list \\
+                /etc/cdi /run/cdi /etc/systemd/system/tensorless-* \\
                 /etc/systemd/system/multi-user.target.wants/tensorless-* /run/tensorless
             /usr/lib/nvidia-sim/nvidia-sim unload; systemctl daemon-reload
             """,

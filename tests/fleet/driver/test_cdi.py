@@ -17,7 +17,6 @@ IMAGE = (
 
 
 def test_podman(rig: Rig) -> None:
-    rig.repositories("toolkit")
     rig.install("580.95.05")
     rig.sh("nvidia-smi -L")
     rig.play(ROLES, nvidia_cdi_toolkit_version="1.17.8")
@@ -57,7 +56,6 @@ def test_podman(rig: Rig) -> None:
 
 def test_podman_newer_toolkit(rig: Rig) -> None:
     """1.19.1 writes what podman 4.3 cannot read, and its own list of devices looks fine."""
-    rig.repositories("toolkit")
     rig.install("580.105.08")
     rig.sh("nvidia-smi -L")
     rig.play(ROLES, nvidia_cdi_toolkit_version="1.19.1")
@@ -71,7 +69,7 @@ def test_podman_newer_toolkit(rig: Rig) -> None:
 
 def test_docker(docker_rig: Rig) -> None:
     rig = docker_rig
-    rig.repositories("toolkit")
+    rig.repositories("toolkit")  # the owner's own entry for the repository, with another key file, stays the only one
     rig.install("580.95.05")
     rig.sh("nvidia-smi -L")
     before = rig.sh("cat /etc/docker/daemon.json")

@@ -30,7 +30,6 @@ def failed(checks: list[dict[str, Any]]) -> set[str]:
 
 @pytest.fixture
 def ready(rig: Rig) -> Rig:
-    rig.repositories("toolkit")
     rig.install("580.105.08")
     rig.sh("nvidia-smi -L")
     rig.play(ROLES)
