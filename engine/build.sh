@@ -24,8 +24,12 @@ cpu | sm60)
         echo "build.sh: $source holds no patched source; run: python -m engine.patches.apply --output $source" >&2
         exit 1
     }
+    # A build that goes on keeps its generator.
     generator="Unix Makefiles"
     if command -v ninja > /dev/null; then generator=Ninja; fi
+    if [ -f "$build/CMakeCache.txt" ]; then
+        generator=$(sed -n 's/^CMAKE_GENERATOR:INTERNAL=//p' "$build/CMakeCache.txt")
+    fi
     if [ "$kind" = sm60 ]; then
         # shellcheck disable=SC2086
         cmake -S "$source" -B "$build" -G "$generator" $common $cuda -DGGML_CUDA_FA_QUANTS="$quants"
