@@ -7,10 +7,10 @@ import importlib.util
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTAINERS = ROOT / "containers"
