@@ -49,7 +49,7 @@ class Fleet:
 
     def units(self, host: Host) -> list[str]:
         """The instances of a host."""
-        return host.sh("ls /etc/tensorless/instances | sed 's/\\.json$//'").split()
+        return host.sh("ls /etc/tensorless/instances | sed -n 's/\\.json$//p'").split()
 
     def active(self, host: Host, unit: str) -> str:
         return host.exec("systemctl", "is-active", f"tensorless@{unit}.service", check=False).stdout.strip()

@@ -75,7 +75,7 @@ def test_stop_then_site_converges(hosts: Fleet) -> None:
 def test_unreachable_host_stops_no_other_and_is_named_in_the_report(hosts: Fleet) -> None:
     hosts.c.stop()
     try:
-        hosts.a.sh("systemctl stop tensorless@$(ls /etc/tensorless/instances | sed 's/.json$//')")
+        hosts.a.exec("systemctl", "stop", f"tensorless@{hosts.units(hosts.a)[0]}.service")
         run = hosts.play("-e", "tensorless_serial=1", check=False)
         assert run.rc != 0
         assert run.recap["p100-c"]["unreachable"] == 1
