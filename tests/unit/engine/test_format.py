@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -118,15 +120,11 @@ def test_refused_input_names_the_block() -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [shutil.which("python3") or "python3", "-m", "tests.pn", *arguments]
-    import sys
-
-    return subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, cwd=native.ROOT, check=False)
+    command = [sys.executable, "-m", "tests.pn", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=native.ROOT, check=False)
 
 
 def test_runner_counts_and_fails(tmp_path: Path) -> None:
-    import json
-
     block = pn.quantize(pn.PN4T, np.linspace(-1, 1, 64, dtype=np.float32))
     good = {"note": "made here", "block": block.tobytes().hex(), "w": vectors.bits(pn.decode(pn.PN4T, block))}
     bad = {**good, "w": ["3f800000"] * 64}
