@@ -32,7 +32,7 @@ class Guard:
             "cpu_temperature_c": self.config["cpu_limit_c"],
         }
         return [
-            "%s %g over %g" % (name, readings[name], limit)
+            f"{name} {readings[name]:g} over {limit:g}"
             for name, limit in limits.items()
             if readings.get(name) is not None and readings[name] > limit
         ]
@@ -108,7 +108,10 @@ def main(path, once=False):
     with open(path, encoding="utf-8") as handle:
         config = json.load(handle)
     seen = status(read(config))
-    print("guarding %s: reads %s; blind to %s" % (config["unit"], seen["sensors"], seen["blind_to"] or "nothing"), flush=True)
+    print(
+        f"guarding {config['unit']}: reads {seen['sensors']}; blind to {seen['blind_to'] or 'nothing'}",
+        flush=True,
+    )
     if once:
         print(json.dumps(seen))
         return 0
@@ -116,7 +119,7 @@ def main(path, once=False):
     while True:
         reason = guard.look(read(config), time.monotonic())
         if reason:
-            print("stopping %s: %s for more than %g s" % (config["unit"], reason, config["sustained_s"]), flush=True)
+            print(f"stopping {config['unit']}: {reason} for more than {config['sustained_s']:g} s", flush=True)
             subprocess.run(["systemctl", "stop", config["unit"]], check=False)
         time.sleep(config["every_s"])
 
