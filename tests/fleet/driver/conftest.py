@@ -21,7 +21,7 @@ from tests.fleet.hosts import Host, ssh_options
 from tests.fleet.machine import ROOT, FleetError, podman
 from tests.simulators.__main__ import build, driver_set
 
-GATEWAY, PORT = "10.213.24.1", 8092
+GATEWAY = "10.213.24.1"
 PACKAGES = ROOT / ".build" / "simulators"
 UUID = "GPU-dddddddd-0000-4000-8000-000000000001"
 CARD = {
@@ -31,7 +31,11 @@ CARD = {
     "memory_mib": 16384,
     "pci_bus_id": "00000000:3B:00.0",
 }
-URL = f"http://{GATEWAY}:{PORT}"
+
+
+def port(host: Host) -> int:
+    """Each host has a web server of its own, so that tests of two hosts may run side by side."""
+    return 8000 + int(host.ip.rpartition(".")[2])
 
 
 class Rig:
@@ -40,6 +44,7 @@ class Rig:
     def __init__(self, host: Host, tmp: pathlib.Path) -> None:
         self.host = host
         self.tmp = tmp
+        self.url = f"http://{GATEWAY}:{port(host)}"
 
     def sh(self, script: str, check: bool = True) -> str:
         return self.host.sh(script, check=check)
@@ -55,7 +60,7 @@ class Rig:
         self.sh("rm -rf /sys/bus/pci/devices/* /sys/firmware/efi; /usr/lib/nvidia-sim/nvidia-sim boot")
 
     def repositories(self, *names: str) -> None:
-        lines = "".join(f"deb [signed-by=/etc/apt/test.asc] {URL}/{name} ./\\n" for name in names)
+        lines = "".join(f"deb [signed-by=/etc/apt/test.asc] {self.url}/{name} ./\\n" for name in names)
         self.sh(f"printf '{lines}' >/etc/apt/sources.list.d/tests.list; apt-get update -q")
 
     def install(self, version: str) -> None:
@@ -113,9 +118,9 @@ class Rig:
             "ansible_ssh_common_args": " ".join(ssh_options()),
         }
         common = {
-            "nvidia_cdi_repository_url": f"{URL}/toolkit",
+            "nvidia_cdi_repository_url": f"{self.url}/toolkit",
             "nvidia_cdi_repository_suite": "./",
-            "nvidia_cdi_repository_key": f"{URL}/key.asc",
+            "nvidia_cdi_repository_key": f"{self.url}/key.asc",
             "nvidia_driver_headers": False,
         }
         inventory = {"gpu": {"hosts": {self.host.name: address}, "vars": {**common, **variables}}}
@@ -149,18 +154,15 @@ def repository() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _served() -> Iterator[None]:
-    """The packages on the hosts' gateway, once, however many hosts use them."""
+def _served(host: Host) -> Iterator[None]:
+    """The packages on the host's gateway."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: the tests' output is not for this."""
 
-    try:
-        server = http.server.ThreadingHTTPServer((GATEWAY, PORT), functools.partial(Quiet, directory=str(PACKAGES)))
-    except OSError:
-        yield  # the other host's fixture serves the same files
-        return
+    handler = functools.partial(Quiet, directory=str(PACKAGES))
+    server = http.server.ThreadingHTTPServer((GATEWAY, port(host)), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield
     server.shutdown()
@@ -184,7 +186,7 @@ def _start(name: str, ip: str, suite: str = "bookworm") -> Host:
 @pytest.fixture(scope="session")
 def podman_host(repository: None) -> Iterator[Host]:
     host = _start("drv-a", "10.213.24.11")
-    with _served():
+    with _served(host):
         yield host
     host.remove()
 
@@ -192,7 +194,7 @@ def podman_host(repository: None) -> Iterator[Host]:
 @pytest.fixture(scope="session")
 def docker_host(repository: None) -> Iterator[Host]:
     host = _start("drv-c", "10.213.24.13")
-    with _served():
+    with _served(host):
         yield host
     host.remove()
 

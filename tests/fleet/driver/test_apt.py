@@ -140,8 +140,8 @@ def test_repository_is_one_variable(rig: Rig) -> None:
     """Air-gapped: the address of a mirror, and nothing else."""
     rig.sh("rm -f /etc/apt/sources.list.d/tests.list; apt-get update -q")
     mirror = {
-        "nvidia_driver_repository_url": "http://10.213.24.1:8092/cuda",
-        "nvidia_driver_repository_key": "http://10.213.24.1:8092/key.asc",
+        "nvidia_driver_repository_url": f"{rig.url}/cuda",
+        "nvidia_driver_repository_key": f"{rig.url}/key.asc",
     }
     rig.play(ROLES, nvidia_driver_manage=True, **mirror)
     assert rig.versions()["nvidia-kernel-dkms"] == "580.105.08-1"
