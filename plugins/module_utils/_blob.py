@@ -6,6 +6,7 @@ Private to the collection; may change at any time.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -103,13 +104,11 @@ def check_names(repo: str, revision: str, file: str, sha256: str) -> None:
 
 def cached_state(paths: BlobPaths, size: int) -> str:
     """`yes` (there at its full size), `partial` (an interrupted download) or `no`."""
-    try:
+    found = None
+    with contextlib.suppress(OSError):
         info = os.stat(paths.blob)
-        if stat.S_ISREG(info.st_mode) and info.st_size == size:
-            return "yes"
-    except OSError:
-        pass
-    return "partial" if os.path.isfile(paths.partial) else "no"
+        found = info.st_size if stat.S_ISREG(info.st_mode) else None
+    return _plan_paths.cached_state(found, os.path.isfile(paths.partial), size)
 
 
 def read_marker(path: str) -> Optional[dict[str, Any]]:

@@ -17,9 +17,18 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob import BlobError, giga
+from ansible_collections.tensorless.fleet.plugins.module_utils._blob_parts import (
+    BLOCK,
+    BadAnswer,
+    Limits,
+    NoRanges,
+    Outcome,
+    Part,
+    Status,
+)
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_state import Ranges, write_sidecar
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub import (
     TRY_AGAIN,
@@ -30,83 +39,6 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._hub import (
     what_is,
 )
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub_http import Answer, Session, TransportError
-
-BLOCK = 1 << 20
-
-
-class Limits(NamedTuple):
-    """Numbers that govern a download; seconds, bytes and bytes a second."""
-
-    connections: int = 8
-    piece_max: int = 32 << 20
-    piece_min: int = 4 << 20
-    retries: int = 8  # of one part without a new byte
-    backoff: float = 0.5
-    backoff_max: float = 30.0
-    wait_max: float = 600.0  # the longest pause that a server may ask for
-    part_silence: float = 30.0
-    silence: float = 120.0
-    floor: int = 64 << 10
-    window: float = 120.0
-    sync_every: float = 2.0
-    tick: float = 0.25
-
-
-class Status(NamedTuple):
-    """A moment of the download, for those who watch."""
-
-    have: int
-    size: int
-    hashed: int
-    fetched: int
-    connections: int
-
-
-class Outcome(NamedTuple):
-    """What came of it. The bytes are synced; `sha256` is what they hash to."""
-
-    sha256: str
-    fetched: int
-    parts: int
-    restarts: int
-    host: str
-
-
-class _Part:
-    """A span that one worker is fetching. `end` may shrink when another worker takes the rest over."""
-
-    def __init__(self, start: int, end: int, now: float) -> None:
-        self.start = start
-        self.position = start
-        self.end = end
-        self.answer: Optional[Answer] = None
-        self.failures = 0
-        self.bad = 0
-        self.refused = 0
-        self.reopened = 0
-        self.slow = False
-        self.dropped = False
-        self.opened = now
-        self.marks: list[tuple[float, int]] = [(now, start)]
-
-    def rate(self, now: float, seconds: float) -> Optional[float]:
-        """Bytes a second over the last SECONDS; None while the connection is younger than that."""
-        old = [m for m in self.marks if m[0] <= now - seconds]
-        if not old:
-            return None
-        return (self.position - old[-1][1]) / (now - old[-1][0])
-
-
-class _BadAnswer(TransportError):
-    """An answer that is not the range that was asked for."""
-
-
-class _NoRanges(Exception):
-    """The server does not serve ranges; `never` when not even one from the middle can be trusted."""
-
-    def __init__(self, never: bool = False) -> None:
-        super().__init__()
-        self.never = never
 
 
 class Download:
@@ -139,7 +71,7 @@ class Download:
         self._ended = threading.Condition(self._lock)  # all hashed, or an error
         self._free = threading.Condition(self._lock)  # a span may be there for the taking
         self._syncing = threading.Lock()
-        self._active: dict[int, _Part] = {}
+        self._active: dict[int, Part] = {}
         self._single = limits.connections == 1 or self._size < 2 * limits.piece_min
         self._no_ranges = False
         self._width = 1 if self._single else limits.connections
@@ -332,7 +264,7 @@ class Download:
         finally:
             session.close()
 
-    def _take(self, number: int) -> Optional[_Part]:
+    def _take(self, number: int) -> Optional[Part]:
         """The next span to fetch: the lowest free one, else half of what a slow worker still has before it."""
         with self._lock:
             while True:
@@ -348,7 +280,7 @@ class Download:
                     return part
                 self._free.wait(0.5)
 
-    def _free_span(self) -> Optional[_Part]:
+    def _free_span(self) -> Optional[Part]:
         taken = Ranges(self._done.spans())
         for part in self._active.values():
             taken.add(part.position, part.end)
@@ -361,9 +293,9 @@ class Download:
             fair = left // (4 * self._width)
             piece = min(self._limits.piece_max, max(self._limits.piece_min, fair)) & ~0xFFFF
             end = min(end, start + max(piece, 1 << 16))
-        return _Part(start, end, time.monotonic())
+        return Part(start, end, time.monotonic())
 
-    def _half_of_slowest(self) -> Optional[_Part]:
+    def _half_of_slowest(self) -> Optional[Part]:
         now = time.monotonic()
         slowest = max(self._active.values(), key=lambda p: p.end - p.position, default=None)
         if self._single or slowest is None or now - slowest.opened < 2.0:
@@ -372,16 +304,16 @@ class Download:
         if left < 2 * (1 << 20):
             return None
         middle = slowest.position + left // 2
-        part = _Part(middle, slowest.end, now)
+        part = Part(middle, slowest.end, now)
         slowest.end = middle
         return part
 
-    def _attempt(self, number: int, session: Session, part: _Part, view: memoryview) -> None:
+    def _attempt(self, number: int, session: Session, part: Part, view: memoryview) -> None:
         """One request for what the part still lacks, and what to do when it does not work out."""
         before = part.position
         try:
             self._fetch(session, part, view)
-        except _NoRanges as signal:
+        except NoRanges as signal:
             session.close()
             self._go_single(signal.never)
             part.dropped = True
@@ -393,7 +325,7 @@ class Download:
                 part.slow = False
                 part.reopened += 1
                 return
-            if isinstance(error, _BadAnswer):
+            if isinstance(error, BadAnswer):
                 part.bad += 1
                 if part.bad >= 2 and not self._single:
                     self._go_single(False)
@@ -433,7 +365,7 @@ class Download:
                     part.answer.abort()
             self._free.notify_all()
 
-    def _fetch(self, session: Session, part: _Part, view: memoryview) -> None:
+    def _fetch(self, session: Session, part: Part, view: memoryview) -> None:
         source = self._resolver.source()
         if source.size != self._size:
             raise BlobError("the Hub now reports another size for this file", "size_differs", got=source.size)
@@ -454,20 +386,20 @@ class Download:
         finally:
             answer.finish()
 
-    def _judge(self, answer: Answer, part: _Part, source: Source, whole: bool) -> None:
+    def _judge(self, answer: Answer, part: Part, source: Source, whole: bool) -> None:
         """Accepts exactly the bytes that were asked for, or raises what the answer means."""
         status = answer.status
         if status in (200, 206):
             coding = (answer.header("Content-Encoding") or "identity").lower()
             if coding != "identity" or len(answer.headers.get_all("Content-Encoding") or []) > 1:
-                raise _BadAnswer(f"{answer.host} sent the file with Content-Encoding {coding}")
+                raise BadAnswer(f"{answer.host} sent the file with Content-Encoding {coding}")
         if status == 200:
             if answer.length is not None and answer.length != self._size:
                 self._check_head(answer.excerpt(512).encode(), only_known=True)
-                raise _BadAnswer(f"{answer.host} sends {answer.length} bytes instead of {self._size}")
+                raise BadAnswer(f"{answer.host} sends {answer.length} bytes instead of {self._size}")
             if not whole:
                 if not self._single:
-                    raise _NoRanges()
+                    raise NoRanges()
                 self._restart(part)
         elif status == 206:
             self._check_range(answer, part, whole)
@@ -480,7 +412,7 @@ class Download:
                     want=self._size,
                     got=int(total),
                 )
-            raise _BadAnswer(f"HTTP 416 from {answer.host} for a range inside the file")
+            raise BadAnswer(f"HTTP 416 from {answer.host} for a range inside the file")
         elif status in TRY_AGAIN:
             raise self._resolver.trouble(answer)
         elif status in (401, 403, 410) and not self._resolver.is_home(answer.url):
@@ -489,12 +421,12 @@ class Download:
             home = self._resolver.is_home(answer.url)
             raise refusal(answer, self._wanted, home, self._resolver.token, self._resolver.token_sent)
 
-    def _check_range(self, answer: Answer, part: _Part, whole: bool) -> None:
+    def _check_range(self, answer: Answer, part: Part, whole: bool) -> None:
         got = answer.header("Content-Range")
         if got is None and whole:
-            raise _BadAnswer(f"{answer.host} answered a plain request with a range")
+            raise BadAnswer(f"{answer.host} answered a plain request with a range")
         if got is None:
-            raise _NoRanges(never=True)
+            raise NoRanges(never=True)
         if got.split() != ["bytes", f"{part.position}-{part.end - 1}/{self._size}"]:
             total = got.rpartition("/")[2]
             if total.isascii() and total.isdigit() and int(total) != self._size:
@@ -505,17 +437,17 @@ class Download:
                     got=int(total),
                 )
             asked = f"{part.position}-{part.end - 1}/{self._size}"
-            raise _BadAnswer(f"{answer.host} answered with Content-Range '{got}' instead of 'bytes {asked}'")
+            raise BadAnswer(f"{answer.host} answered with Content-Range '{got}' instead of 'bytes {asked}'")
         if answer.length is not None and answer.length != part.end - part.position:
-            raise _BadAnswer(
+            raise BadAnswer(
                 f"{answer.host} announces {answer.length} bytes for a range of {part.end - part.position}"
             )  # fmt: skip
 
-    def _renew(self, answer: Answer, part: _Part, source: Source) -> None:
+    def _renew(self, answer: Answer, part: Part, source: Source) -> None:
         """The content server refuses: once more with a new address, but only once if the old had not ended."""
         excerpt = answer.excerpt()
         if "invalid range" in excerpt.lower() and not self._single:
-            raise _NoRanges()
+            raise NoRanges()
         part.refused += 1
         if part.refused > (1 if self._resolver.fresh(source) else 3):
             where = f"HTTP {answer.status} from {answer.host} for {self._wanted.file}"
@@ -529,7 +461,7 @@ class Download:
         part.slow = True  # ask again at once, and do not count it as a failure
         raise TransportError(f"HTTP {answer.status} from {answer.host}: the address has ended")
 
-    def _restart(self, part: _Part) -> None:
+    def _restart(self, part: Part) -> None:
         """Everything from the start: the sidecar forgets the bytes before the file does."""
         with self._syncing:
             with self._lock:
@@ -545,7 +477,7 @@ class Download:
             write_sidecar(self._sidecar, self._wanted.sha256, self._size, Ranges())
             os.ftruncate(self._fd, 0)
 
-    def _receive(self, answer: Answer, part: _Part, view: memoryview) -> None:
+    def _receive(self, answer: Answer, part: Part, view: memoryview) -> None:
         filled = 0
         flushed = time.monotonic()
         while not part.dropped and self._fatal is None:
@@ -576,7 +508,7 @@ class Download:
                 flushed = now
         self._flush(part, view, filled)
 
-    def _flush(self, part: _Part, view: memoryview, filled: int) -> None:
+    def _flush(self, part: Part, view: memoryview, filled: int) -> None:
         with self._lock:
             filled = min(filled, part.end - part.position)
             position = part.position

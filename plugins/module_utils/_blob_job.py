@@ -31,13 +31,8 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._blob import (
     sync_dir,
     write_marker,
 )
-from ansible_collections.tensorless.fleet.plugins.module_utils._blob_fetch import (
-    BLOCK,
-    Download,
-    Limits,
-    Outcome,
-    Status,
-)
+from ansible_collections.tensorless.fleet.plugins.module_utils._blob_fetch import Download
+from ansible_collections.tensorless.fleet.plugins.module_utils._blob_parts import BLOCK, Limits, Outcome, Status
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_state import Lock, Ranges, discard, load_partial
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub import Busy, Resolver, Source, Wanted
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub_http import Session, TransportError

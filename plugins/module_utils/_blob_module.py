@@ -15,13 +15,13 @@ import time
 from typing import Any, NoReturn, Optional, Protocol
 
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob import BlobError, state_dir
-from ansible_collections.tensorless.fleet.plugins.module_utils._blob_fetch import Limits
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_job import (
     Job,
     Options,
     Tools,
     free_space,
 )
+from ansible_collections.tensorless.fleet.plugins.module_utils._blob_parts import Limits
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub import Wanted
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_paths import hub_cache
 from ansible_collections.tensorless.fleet.plugins.module_utils._progress import progress_writer

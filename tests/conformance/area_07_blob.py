@@ -17,7 +17,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._blob import (
     marker_path,
     state_dir,
 )
-from ansible_collections.tensorless.fleet.plugins.module_utils._blob_fetch import Limits
+from ansible_collections.tensorless.fleet.plugins.module_utils._blob_parts import Limits
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub import Wanted
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 

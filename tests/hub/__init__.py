@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
-from tests.hub.server import FakeHub, Fault, Request, fetched_twice
+from tests.hub.records import Fault, Request, fetched_twice
+from tests.hub.server import FakeHub
 
 __all__ = ["FakeHub", "Fault", "Request", "fetched_twice"]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob import BlobError
-from ansible_collections.tensorless.fleet.plugins.module_utils._blob_fetch import Limits
+from ansible_collections.tensorless.fleet.plugins.module_utils._blob_parts import Limits
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub import Wanted
 
 from tests.hub.jobs import make_job, run_job

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.tensorless.fleet.plugins.module_utils._blob_fetch import Limits
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_job import Job, Options, Step, Tools, free_space
+from ansible_collections.tensorless.fleet.plugins.module_utils._blob_parts import Limits
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub import Wanted
 
 from tests.hub.server import FakeHub

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.tensorless.fleet.plugins.module_utils import _blob_fetch
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob import BlobError
+from ansible_collections.tensorless.fleet.plugins.module_utils._blob_parts import Limits
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_state import Lock, Ranges, load_partial
 from hypothesis import given
 from hypothesis import strategies as st
@@ -335,6 +336,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
 def test_quick_limits_are_only_for_tests() -> None:
     """The defaults are those of the documentation."""
-    limits = _blob_fetch.Limits()
+    limits = Limits()
     assert (limits.silence, limits.part_silence, limits.floor, limits.window) == (120.0, 30.0, 64 << 10, 120.0)
     assert limits != QUICK
