@@ -34,7 +34,8 @@ demo-down: setup ## Remove the demo's fleet
 
 .PHONY: test
 test: ## Everything that must hold: lint, unit, sanity, packages, molecule and the fleet tests
-	tools/timed.sh setup prerequisites-tests lint unit docs-check dist sanity importer wheel-tests fleet-tests
+	tools/timed.sh setup prerequisites-tests lint unit docs-check dist sanity importer wheel-tests \
+	  fleet-tests
 
 # ---- quick checks ----------------------------------------------------------------------------------------------------
 .PHONY: lint
@@ -43,7 +44,7 @@ lint: setup ## ruff, mypy, yamllint, ansible-lint (production)
 	ruff format --check .
 	mypy plugins/module_utils tensorless_fleet
 	yamllint --strict .
-	ansible-lint
+	ANSIBLE_HOME=$(CURDIR)/.build/ansible-lint ansible-lint
 
 .PHONY: unit
 unit: setup ## Unit tests and the conformance cases
@@ -52,6 +53,7 @@ unit: setup ## Unit tests and the conformance cases
 .PHONY: docs docs-check
 docs: setup ## Write the roles' README files from their argument specs
 	$(PY) tools/role_readmes.py
+	$(PY) -m tensorless_fleet._help > docs/reference/cli.md
 
 docs-check: setup ## Documentation of modules and roles, and the changelog
 	cd $(COLLECTION) && antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs self --skip-rstcheck .
@@ -98,24 +100,29 @@ molecule: setup prerequisites ## Both molecule scenarios, each with a fleet of i
 
 .PHONY: fleet-tests
 fleet-tests: setup prerequisites ## molecule and all fleet tests on one fleet
+	$(FLEET) down
 	molecule test --scenario-name default --destroy never
 	$(PYTEST) tests/fleet -m "fleet and not soak"
 	molecule test --scenario-name reset
 	molecule destroy --scenario-name default
 
-.PHONY: soak
-soak: setup prerequisites ## The long tests (hours); their last figures stand in docs/measurements.md
-	$(FLEET) up
-	$(PYTEST) tests -m soak
+# ---- benches and long tests ------------------------------------------------------------------------------------------
+.PHONY: bench-plan bench-cli bench-download bench-fleet-api soak mutants
+bench-plan: setup ## Time of making a plan
+	$(PY) tests/bench/plan_bench.py
 
-.PHONY: mutants
+bench-cli: setup ## Time of starting the command
+	$(PY) tests/bench/cli_bench.py start
+
+bench-download: setup ## Downloads against curl and aria2 on shaped links (root; needs nginx-light, aria2, openssl)
+	$(PY) -m tests.bench.download
+
+bench-fleet-api: setup ## A fleet of 32 simulated hosts through the Python interface
+	$(PY) tests/bench/cli_bench.py fleet
+
+soak: setup prerequisites-tests bench-fleet-api ## The long tests; their last figures stand in docs/measurements.md
+	$(FLEET) up
+	TENSORLESS_SOAK=1 $(PYTEST) tests -m soak
+
 mutants: setup ## Change the product in small ways and see that a test notices
 	$(PY) tests/mutants.py
-
-.PHONY: engine-source
-engine-source: setup ## The patched llama.cpp in .build/engine/source
-	test -f .build/engine/source/PROVENANCE.md || $(PY) -m engine.patches.apply --output .build/engine/source
-
-.PHONY: engine-cpu
-engine-cpu: engine-source ## Build the patched server for the CPU; goes on where it was interrupted
-	sh engine/build.sh cpu .build/engine/source .build/engine/cpu
