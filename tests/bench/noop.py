@@ -79,7 +79,8 @@ def main() -> int:
     empty, ours = statistics.median(times[0::2]), statistics.median(times[1::2])
     ratio = statistics.median(ratios)
     print(
-        f"nothing to do, 13 GB file: {ours:.3f} s a task, an empty module {empty:.3f} s; ratio {ratio:.2f} (at most 1.5)"
+        f"nothing to do, 13 GB file: {ours:.3f} s a task, an empty module {empty:.3f} s; "
+        f"ratio {ratio:.2f} (at most 1.5)"
     )
     return 0 if ratio <= 1.5 else 1
 

@@ -21,7 +21,7 @@ from tests.fleet.hosts import Host, ssh_options
 from tests.fleet.machine import ROOT, FleetError, podman
 from tests.simulators.__main__ import build, driver_set
 
-GATEWAY = "10.213.24.1"
+GATEWAY = "10.213.25.1"
 PACKAGES = ROOT / ".build" / "simulators"
 UUID = "GPU-dddddddd-0000-4000-8000-000000000001"
 CARD = {
@@ -149,7 +149,7 @@ def repository() -> Iterator[None]:
     """The packages, and a web server for them on the hosts' gateway."""
     build(PACKAGES)
     if podman("network", "exists", "tensorless-driver", check=False).returncode != 0:
-        podman("network", "create", "--subnet", "10.213.24.0/24", "--gateway", GATEWAY, "tensorless-driver")
+        podman("network", "create", "--subnet", "10.213.25.0/24", "--gateway", GATEWAY, "tensorless-driver")
     yield
 
 
@@ -185,7 +185,7 @@ def _start(name: str, ip: str, suite: str = "bookworm") -> Host:
 
 @pytest.fixture(scope="session")
 def podman_host(repository: None) -> Iterator[Host]:
-    host = _start("drv-a", "10.213.24.11")
+    host = _start("drv-a", "10.213.25.11")
     with _served(host):
         yield host
     host.remove()
@@ -193,7 +193,7 @@ def podman_host(repository: None) -> Iterator[Host]:
 
 @pytest.fixture(scope="session")
 def docker_host(repository: None) -> Iterator[Host]:
-    host = _start("drv-c", "10.213.24.13")
+    host = _start("drv-c", "10.213.25.13")
     with _served(host):
         yield host
     host.remove()

@@ -9,10 +9,10 @@ import pathlib
 import re
 import stat
 
-import documented
 import pytest
 
 from tensorless_fleet import _usage, cli
+from tests.unit.cli import documented
 
 PN3 = "iamMrDuncan/Qwen3.8-27B-PN3-GGUF"
 Q3FLOOR = "iamMrDuncan/Qwen3.8-27B-UD-IQ3_XXS-Q3Floor-GGUF"

@@ -14,11 +14,11 @@ import subprocess
 import sys
 import time
 
-import documented
 import pytest
 
 from tensorless_fleet import cli
 from tests.hub import FakeHub
+from tests.unit.cli import documented
 
 HERE = pathlib.Path(__file__).parent
 PN3 = "iamMrDuncan/Qwen3.8-27B-PN3-GGUF"

@@ -9,7 +9,8 @@ import pytest
 from ansible_collections.tensorless.fleet.plugins.module_utils import _cards as cards
 from ansible_collections.tensorless.fleet.plugins.module_utils._cards import Gpu, Gpus
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
-from recipe_made import gpu, gpus, recipe
+
+from tests.unit.recipe.recipe_made import gpu, gpus, recipe
 
 P40 = {"name": "Tesla P40", "compute_capability": "6.1", "memory_mib": 24576}
 SMALL = {"name": "Tesla P100-PCIE-12GB", "memory_mib": 12193}

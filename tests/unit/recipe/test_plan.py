@@ -14,7 +14,8 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._plan import Plan
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice, HostFacts
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe_schema import LONGEST_REPO
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
-from recipe_made import DIGEST, VALID, changed, gpu, gpus, recipe
+
+from tests.unit.recipe.recipe_made import DIGEST, VALID, changed, gpu, gpus, recipe
 
 IMAGE = f"reg.example:5000/a/b@sha256:{DIGEST}"
 SHA = "cd" * 32

@@ -22,9 +22,9 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._plan_module impo
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Recipe
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
-from recipe_made import VALID, changed, gpu
 
 from tests.conformance.frame import to_toml
+from tests.unit.recipe.recipe_made import VALID, changed, gpu
 
 IMAGE = VALID["engine"]["image"]
 SHA = VALID["model"]["sha256"]

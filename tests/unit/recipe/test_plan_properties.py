@@ -19,7 +19,8 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Re
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from recipe_made import VALID
+
+from tests.unit.recipe.recipe_made import VALID
 
 # The machine that runs these may be busy with other things: time is no part of the properties.
 settings.register_profile("recipe", deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))

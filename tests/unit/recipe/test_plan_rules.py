@@ -10,7 +10,8 @@ from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_rule
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe_schema import OWNED_FLAGS
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
-from recipe_made import recipe
+
+from tests.unit.recipe.recipe_made import recipe
 
 PINNED = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "f" * 40

@@ -13,9 +13,9 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._cards import Gpu
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan import Plan, plan_model
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice, HostFacts
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import build_catalog, load_directory, resolve
-from recipe_made import DIGEST, changed, gpu, gpus, recipe
 
 from tests.conformance.frame import ROOT
+from tests.unit.recipe.recipe_made import DIGEST, changed, gpu, gpus, recipe
 
 NOT_FOUND = Gpus(problem="nvidia-smi not found")
 CACHE = "/home/you/.cache/huggingface/hub"

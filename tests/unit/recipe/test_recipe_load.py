@@ -17,9 +17,9 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import (
     resolve,
 )
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
-from recipe_made import VALID, changed
 
 from tests.conformance.frame import to_toml
+from tests.unit.recipe.recipe_made import VALID, changed
 
 COMMIT = "f" * 40
 

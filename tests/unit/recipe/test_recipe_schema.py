@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from ansible_collections.tensorless.fleet.plugins.module_utils import _recipe_schema as schema
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import validate
-from recipe_made import DIGEST, VALID, changed
 
+from tests.unit.recipe.recipe_made import DIGEST, VALID, changed
 from tools.recipe_schema import TARGET, text
 
 PATH = "Org/Tiny-GGUF/x1.toml"
