@@ -101,7 +101,7 @@ class Rig:
         self, roles: list[str], *argv: str, check: bool = True, **variables: Any
     ) -> tuple[int, str, dict[str, int]]:
         """Runs roles on the host over ssh. Returns the status, the output and the host's line of the recap."""
-        play = [
+        play: list[dict[str, Any]] = [
             {
                 "hosts": "gpu",
                 "become": True,
@@ -110,7 +110,20 @@ class Rig:
             }
         ]
         if roles == ["doctor"]:
-            play[0] = {"import_playbook": "tensorless.fleet.doctor"}  # type: ignore[assignment]
+            play[0] = {"import_playbook": "tensorless.fleet.doctor"}
+        if roles == ["doctor module"]:
+            # The module alone and its report: the playbook around it is tried once, and it takes three plays.
+            cache = {"cache": "/var/lib/hub"}
+            copy = {
+                "content": "{{ report | to_json }}",
+                "dest": str(self.tmp / f"{self.host.name}.json"),
+                "mode": "0644",
+            }
+            play[0] |= {"gather_facts": False, "roles": []}
+            play[0]["tasks"] = [
+                {"tensorless.fleet.tensorless_doctor": cache, "register": "report"},
+                {"ansible.builtin.copy": copy, "delegate_to": "localhost", "become": False},
+            ]
         address = {
             "ansible_host": self.host.ip,
             "ansible_user": "ops",

@@ -15,9 +15,13 @@ pytestmark = pytest.mark.fleet
 ROLES = ["preflight", "nvidia_driver", "container_runtime", "nvidia_cdi"]
 
 
-def doctor(rig: Rig) -> list[dict[str, Any]]:
+def doctor(rig: Rig, playbook: bool = False) -> list[dict[str, Any]]:
     """The checks of the report for programs."""
-    rig.play(["doctor"], "-e", f"doctor_json_dir={rig.tmp}", check=False, tensorless_hf_hub_cache="/var/lib/hub")
+    (rig.tmp / f"{rig.host.name}.json").unlink(missing_ok=True)
+    if playbook:
+        rig.play(["doctor"], "-e", f"doctor_json_dir={rig.tmp}", check=False, tensorless_hf_hub_cache="/var/lib/hub")
+    else:
+        rig.play(["doctor module"])
     report = json.loads((rig.tmp / f"{rig.host.name}.json").read_text())
     assert report["schema"] == 1
     return list(report["checks"])
@@ -38,7 +42,7 @@ def ready(rig: Rig) -> Rig:
 
 def test_each_check(ready: Rig) -> None:
     rig = ready
-    assert failed(doctor(rig)) == set(), "a ready host"
+    assert failed(doctor(rig, playbook=True)) == set(), "a ready host"
 
     cases: dict[str, dict[str, Any]] = {
         "persistence": {"cards": [{**CARD, "persistence": False}]},
