@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_files as files
@@ -26,6 +26,9 @@ _PROPERTIES = (
     "Id", "ActiveState", "SubState", "Result", "MainPID", "NRestarts", "NeedDaemonReload", "DropInPaths",
     "InvocationID", "ExecMainStatus",
 )  # fmt: skip
+# Since systemd 256 or so, enabling a unit without a reload makes every unit say NeedDaemonReload, this one too. Then it
+# says nothing about ours, and enabling must not lead to a reload.
+_ANY_UNIT = "-.slice"
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def systemctl(where: Places, *words: str) -> list[str]:
 def read_units(run: Run, where: Places, instances: Sequence[str]) -> dict[str, Unit]:
     if not instances:
         return {}
-    names = [files.unit_name(i) for i in instances]
+    names = [files.unit_name(i) for i in instances] + [_ANY_UNIT]
     rc, out, err = run(systemctl(where, "show", "--property", ",".join(_PROPERTIES), "--", *names))
     if rc != 0 and not out.strip():
         if where.linger is not None and not os.path.exists(where.linger):
@@ -103,6 +106,8 @@ def read_units(run: Run, where: Places, instances: Sequence[str]) -> dict[str, U
             drop_ins=tuple(values.get("DropInPaths", "").split()),
             invocation=values.get("InvocationID", ""),
         )
+    if units.get(_ANY_UNIT, Unit()).needs_reload:
+        units = {name: replace(unit, needs_reload=False) for name, unit in units.items()}
     return {i: units.get(files.unit_name(i), Unit()) for i in instances}
 
 
