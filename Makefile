@@ -98,18 +98,26 @@ molecule: setup prerequisites ## Both molecule scenarios, each with a fleet of i
 	molecule test --scenario-name default
 	molecule test --scenario-name reset
 
+# Tests that work on the three provisioned hosts, and tests that start hosts of their own beside them.
+ON_THE_FLEET := tests/fleet/site tests/fleet/clients tests/fleet/cli tests/fleet/bench tests/fleet/server/test_rolling.py
+ON_OWN_HOSTS := tests/fleet/server --ignore=tests/fleet/server/test_rolling.py tests/fleet/driver tests/fleet/models \
+  tests/fleet/promotion
+
 .PHONY: fleet-tests
 fleet-tests: setup prerequisites ## molecule and all fleet tests on one fleet
 	$(FLEET) down
 	molecule test --scenario-name default --destroy never
-	$(PYTEST) tests/fleet -m "fleet and not soak"
+	tools/together.sh '$(PYTEST) $(ON_THE_FLEET) -m "fleet and not soak"' '$(PYTEST) $(ON_OWN_HOSTS) -m "fleet and not soak"'
 	molecule test --scenario-name reset
 	molecule destroy --scenario-name default
 
 # ---- benches and long tests ------------------------------------------------------------------------------------------
-.PHONY: bench-plan bench-cli bench-download bench-fleet-api soak mutants
+.PHONY: bench-plan bench-facts bench-cli bench-download bench-fleet-api soak mutants
 bench-plan: setup ## Time of making a plan
 	$(PY) tests/bench/plan_bench.py
+
+bench-facts: setup ## Time of reading the cards' facts
+	$(PY) -m tests.bench.facts_bench
 
 bench-cli: setup ## Time of starting the command
 	$(PY) tests/bench/cli_bench.py start
@@ -123,6 +131,7 @@ bench-fleet-api: setup ## A fleet of 32 simulated hosts through the Python inter
 soak: setup prerequisites-tests bench-fleet-api ## The long tests; their last figures stand in docs/measurements.md
 	$(FLEET) up
 	TENSORLESS_SOAK=1 $(PYTEST) tests -m soak
+	TENSORLESS_FUZZ=100000 $(PYTEST) tests/unit/gpu/test_fuzz.py
 
 mutants: setup ## Change the product in small ways and see that a test notices
 	$(PY) tests/mutants.py
