@@ -43,9 +43,7 @@ def run_module(module: Any) -> None:
     if not facts["driver_ok"] or not facts["cards"]:
         if module.check_mode and facts["state"] == "absent":
             _later(module, "the driver is installed")
-        module.fail_json(
-            msg=f"containers cannot get a card: {facts['driver_message'] or 'nvidia-smi lists no card'}"
-        )
+        module.fail_json(msg=f"containers cannot get a card: {facts['driver_message'] or 'nvidia-smi lists no card'}")
     access = Access(
         run=run,
         files=Files(),
