@@ -48,7 +48,7 @@ lint: setup ## ruff, mypy, yamllint, ansible-lint (production)
 
 .PHONY: unit
 unit: setup ## Unit tests and the conformance cases
-	$(PYTEST) tests/unit tests/conformance tests/pn
+	$(PYTEST) -n 4 --dist worksteal tests/unit tests/conformance tests/pn
 
 .PHONY: docs docs-check
 docs: setup ## Write the roles' README files from their argument specs
