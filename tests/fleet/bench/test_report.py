@@ -66,6 +66,7 @@ def test_every_card_is_measured_and_agrees_with_its_server(hosts: Fleet) -> None
     assert len(skipped) == 1 and "6.1" in skipped[0]["reason"]
 
 
+@pytest.mark.soak
 def test_each_trouble_is_named_and_the_cards_beside_it_are_not_accused(troubled: Fleet) -> None:
     hosts = troubled
     change(hosts.a, set_card(A1, throttle_mask=0x20))

@@ -72,6 +72,7 @@ def test_fresh_host_ends_on_580_and_stays_there(rig: Rig) -> None:
     assert recap["changed"] == 0
 
 
+@pytest.mark.soak
 def test_upgrade_inside_the_range(rig: Rig) -> None:
     rig.repositories("cuda")
     rig.install("580.95.05")
@@ -87,6 +88,7 @@ def test_upgrade_inside_the_range(rig: Rig) -> None:
     assert recap["changed"] == 0
 
 
+@pytest.mark.soak
 def test_open_module_is_replaced(rig: Rig) -> None:
     rig.repositories("cuda")
     rig.sh("apt-get install -y -q --no-install-recommends nvidia-driver-pinning-580 >/dev/null")
@@ -102,6 +104,7 @@ def test_open_module_is_replaced(rig: Rig) -> None:
     assert "x86_64 Kernel Module  580.105.08" in rig.sh("cat /proc/driver/nvidia/version")
 
 
+@pytest.mark.soak
 def test_transitional_packages(rig: Rig) -> None:
     """A name of one branch that delivers another: judged by what would land."""
     rig.repositories("ubuntu")
@@ -122,6 +125,7 @@ def test_transitional_packages(rig: Rig) -> None:
     assert "-open " not in output.partition("+install the driver")[2].splitlines()[0]
 
 
+@pytest.mark.soak
 def test_debian_archive_has_no_580(rig: Rig) -> None:
     rig.repositories("debian")
     _rc, output, _recap = rig.play(ROLES, "--check", "--diff", nvidia_driver_manage=True)
@@ -129,6 +133,7 @@ def test_debian_archive_has_no_580(rig: Rig) -> None:
     assert "+install the driver 550.163.01-2" in output
 
 
+@pytest.mark.soak
 def test_only_newer_branches_in_the_repositories(rig: Rig) -> None:
     rig.sh("rm -f /etc/apt/sources.list.d/tests.list; apt-get update -q")
     rc, output, _recap = rig.play(ROLES, "--check", check=False, nvidia_driver_manage=True)
@@ -136,6 +141,7 @@ def test_only_newer_branches_in_the_repositories(rig: Rig) -> None:
     assert "have no driver of R525 to R580" in " ".join(output.split())
 
 
+@pytest.mark.soak
 def test_repository_is_one_variable(rig: Rig) -> None:
     """Air-gapped: the address of a mirror, and nothing else."""
     rig.sh("rm -f /etc/apt/sources.list.d/tests.list; apt-get update -q")
@@ -149,6 +155,7 @@ def test_repository_is_one_variable(rig: Rig) -> None:
     assert recap["changed"] == 0
 
 
+@pytest.mark.soak
 def test_nouveau_and_secure_boot(rig: Rig) -> None:
     rig.repositories("cuda")
     rig.state(secure_boot=True)

@@ -54,6 +54,7 @@ def test_podman(rig: Rig) -> None:
     assert recap["changed"] == 0
 
 
+@pytest.mark.soak
 def test_podman_newer_toolkit(rig: Rig) -> None:
     """1.19.1 writes what podman 4.3 cannot read, and its own list of devices looks fine."""
     rig.install("580.105.08")

@@ -11,7 +11,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._doctor_host impo
 
 from tests.fleet.driver.conftest import CARD, Rig
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.soak]
 ROLES = ["preflight", "nvidia_driver", "container_runtime", "nvidia_cdi"]
 
 
