@@ -139,7 +139,8 @@ def _bench_case(env: Env, given: dict[str, Any]) -> dict[str, Any]:
         bench = _bench_run.Bench(_request(env, given, port=server.port), _no_programs)
         result = bench.measure()
     return {
-        "warned": bool(bench.warnings),
+        # The documented warning. A busy machine can add one of ours: that its clock and the server's disagree.
+        "warned": any(" serves " in text for text in bench.warnings),
         "warnings": bench.warnings,
         "output": _bench.text_lines(result) + bench.warnings,
         "json_keys_absent": _bench.documented(result),
