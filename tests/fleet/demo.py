@@ -22,6 +22,7 @@ def environment() -> dict[str, str]:
     own = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
     own["PATH"] = f"{ROOT / '.venv' / 'bin'}:{own['PATH']}"
     own["ANSIBLE_CONFIG"] = str(STATE / "ansible.cfg")
+    own["ANSIBLE_COLLECTIONS_PATH"] = str(ROOT / ".build" / "collections")
     own["ANSIBLE_FORCE_COLOR"] = "1" if sys.stdout.isatty() else "0"
     return own
 
