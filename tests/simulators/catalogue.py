@@ -285,7 +285,7 @@ def toolkit() -> list[Package]:
             version,
             files={
                 "usr/bin/nvidia-ctk": file("nvidia-ctk"),
-                "usr/bin/nvidia-cdi-hook": "#!/bin/sh\nexit 0\n",
+                "usr/bin/nvidia-cdi-hook": "#!/bin/sh\ncat >/dev/null\n",
                 "usr/bin/nvidia-container-runtime": '#!/bin/sh\nexec runc "$@"\n',
                 "usr/lib/nvidia-sim/toolkit-version": release + "\n",
                 "usr/lib/nvidia-sim/nvidia-smi-in-container": file("nvidia-smi-in-container"),
