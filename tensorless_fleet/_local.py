@@ -307,26 +307,23 @@ def serve(options: Options) -> int:
         if options.detach:
             return 0
         say("Ctrl-C stops the server.")
-        return _attend(plan, followers[-1], tools)
+        return _attend(plan, followers[-1])
+    except KeyboardInterrupt:
+        # Whenever it comes after the start, the server is not left behind; a second Ctrl-C does not change that.
+        with contextlib.suppress(KeyboardInterrupt):
+            if local.containers(plan["container_name"], tools, [plan["runtime"]]):
+                local.interrupted(plan["runtime"], plan["container_name"], tools)
+        raise
     finally:
         for follower in followers:
             follower.close()
 
 
-def _attend(plan: dict[str, Any], follower: Follower, tools: Any) -> int:
-    """The foreground: until the server ends, or the user ends it."""
-    from ansible_collections.tensorless.fleet.plugins.module_utils import _server_local as local
-
-    name, runtime = plan["container_name"], plan["runtime"]
-    try:
-        status = follower.ended()
-    except KeyboardInterrupt:
-        # A second Ctrl-C must not leave the server behind: it is stopped first.
-        with contextlib.suppress(KeyboardInterrupt):
-            local.interrupted(runtime, name, tools)
-        raise
+def _attend(plan: dict[str, Any], follower: Follower) -> int:
+    """The foreground: until the server ends."""
+    status = follower.ended()
     if status in (0, 143):
-        say(f"{name} was stopped")
+        say(f"{plan['container_name']} was stopped")
         return 0
     what = "ended" if status is None else f"ended with status {status}"
     whisper(f"tensorless: the server {what}; its last lines are above. 'tensorless doctor' checks this machine")
