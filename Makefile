@@ -48,7 +48,8 @@ lint: setup ## ruff, mypy, yamllint, ansible-lint (production)
 
 .PHONY: unit
 unit: setup ## Unit tests and the conformance cases
-	$(PYTEST) -n 4 --dist worksteal tests/unit tests/conformance tests/pn
+	$(PYTEST) -n 4 --dist worksteal -m "not soak and not fleet and not serial" tests/unit tests/conformance tests/pn
+	$(PYTEST) -m "serial and not soak" tests/unit
 
 .PHONY: docs docs-check
 docs: setup ## Write the roles' README files from their argument specs

@@ -100,8 +100,9 @@ def many(tmp_path: Path, count: int, size: int, rate: float, workers: int) -> No
     assert twice <= 0.05 * total
 
 
+@pytest.mark.serial
 def test_killed_downloads_resume_right(tmp_path: Path) -> None:
-    many(tmp_path, count=20, size=24_000_000, rate=6_000_000.0, workers=5)
+    many(tmp_path, count=20, size=200_000_000, rate=20_000_000.0, workers=4)
 
 
 @pytest.mark.soak
