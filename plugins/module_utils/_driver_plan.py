@@ -30,6 +30,7 @@ class Manager(Protocol):
 
     def installed(self) -> dict[str, str]: ...
     def held(self) -> set[str]: ...
+
     def choose(self, wanted: Optional[int]) -> tuple[int, list[str]]:
         """The branch to install, and its packages."""
         raise NotImplementedError
