@@ -100,7 +100,7 @@ class CollectionManifest(BuildHookInterface):  # type: ignore[misc]
         (out / "FILES.json").write_bytes(files)
         (out / "MANIFEST.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         sys.path.insert(0, str(root))
-        from tensorless_fleet.cli import commit
+        from tensorless_fleet._version import commit
 
         (out / "_commit.txt").write_text(commit() + "\n", encoding="ascii")  # what `tensorless version` says
         build_data["force_include"][str(out / "_commit.txt")] = "tensorless_fleet/_commit.txt"

@@ -200,7 +200,7 @@ def _models(options: Options) -> None:
 
 
 def _capabilities(options: Options) -> None:
-    from tensorless_fleet.cli import commit, platform, version_line
+    from tensorless_fleet._version import commit, platform, version_line
 
     data = _plan_text.capabilities(catalog_of(options), __version__, commit(), platform())
     if options.json:
