@@ -23,7 +23,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._blob_job import 
 )
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_parts import Limits
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub import Wanted
-from ansible_collections.tensorless.fleet.plugins.module_utils._plan_paths import hub_cache
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan_paths import check_endpoint, hub_cache
 from ansible_collections.tensorless.fleet.plugins.module_utils._progress import progress_writer
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
@@ -110,8 +110,10 @@ def options_from(params: dict[str, Any]) -> Options:
     if not 1 <= params["connections"] <= 16:
         raise BlobError(f"connections is {params['connections']}; 1 to 16 are possible.", "bad_option")
     endpoint = params["endpoint"] or os.environ.get("HF_ENDPOINT") or None
-    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        raise BlobError(f"endpoint {endpoint!r} is not an http or https address.", "bad_option")
+    try:
+        check_endpoint(endpoint or "")
+    except Refusal as error:
+        raise BlobError(error.message, "bad_option") from None
     mode = _mode(params["mode"])
     return Options(
         cache=hub_cache(params["cache"], os.environ, home, os.getcwd()),

@@ -6,10 +6,11 @@ Private to the collection: may change at any time.
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections.abc import Mapping
 from typing import Optional
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
@@ -66,6 +67,30 @@ def snapshot_path(cache: str, repo: str, revision: str, file: str) -> str:
 def snapshot_link(file: str) -> str:
     """What the snapshot link holds, but for the blob's name: a relative path up to the model's folder."""
     return "../" * (file.count("/") + 2) + "blobs/"
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Refuse an address of the Hub that no request can be sent to, or that holds a secret. Empty is the default."""
+    if not endpoint:
+        return
+    try:
+        split = urlsplit(endpoint)
+        known = split.scheme in ("http", "https") and bool(split.hostname) and split.port != 0
+        secret = "@" in split.netloc
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        known, secret = False, "@" in endpoint
+    if secret:
+        raise Refusal(
+            "the endpoint (HF_ENDPOINT) holds a user name or a password, which would show wherever the address does; "
+            "leave them out and give a token (HF_TOKEN)",
+            rc=2,
+        )
+    if not known or any(c.isspace() or not c.isprintable() for c in endpoint):
+        shown = json.dumps(endpoint)
+        raise Refusal(
+            f"the endpoint (HF_ENDPOINT) {shown} is not an http or https address; give one like {DEFAULT_ENDPOINT}",
+            rc=2,
+        )
 
 
 def resolve_url(endpoint: str, repo: str, revision: str, file: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _recipe_schema as schema
-from ansible_collections.tensorless.fleet.plugins.module_utils._plan_paths import check_cache
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan_paths import check_cache, check_endpoint
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Recipe
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
@@ -30,6 +30,7 @@ _CPU_BUFFER = re.compile(r"=\s*cpu", re.IGNORECASE)
 def check_choice(choice: Choice) -> None:
     """Refuse a value that can never work: bad usage, exit status 2."""
     check_cache(choice.cache)
+    check_endpoint(choice.endpoint)
     if isinstance(choice.port, bool) or not isinstance(choice.port, int) or not 1 <= choice.port <= 65535:
         raise Refusal(f"port must be a whole number from 1 to 65535, not {schema.shown(choice.port)}", rc=2)
     if not choice.host or re.search(r"[\s/@\x00-\x1f\x7f]", choice.host):

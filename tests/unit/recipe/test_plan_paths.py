@@ -63,6 +63,28 @@ def test_address(endpoint: str, file: str, url: str) -> None:
     assert paths.resolve_url(endpoint, "Org/Repo", "rev", file) == url
 
 
+@pytest.mark.parametrize("endpoint", ["", "https://huggingface.co", "http://hub:8090/", "http://[::1]:8090/a"])
+def test_endpoint_that_can_work(endpoint: str) -> None:
+    paths.check_endpoint(endpoint)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["nonsense", "ftp://hub", "https://", "http://:80", "http://hub:x", "http://hub:99999", "http://h\n", "http://["],
+)
+def test_endpoint_that_can_never_work(endpoint: str) -> None:
+    with pytest.raises(Refusal, match="is not an http or https address") as refused:
+        paths.check_endpoint(endpoint)
+    assert refused.value.rc == 2
+
+
+@pytest.mark.parametrize("endpoint", ["https://user:hunter2@hub", "http://user:hunter2@hub:x", "//user:hunter2@hub"])
+def test_endpoint_with_a_secret_is_refused_without_showing_it(endpoint: str) -> None:
+    with pytest.raises(Refusal, match="user name or a password") as refused:
+        paths.check_endpoint(endpoint)
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("size", "partial", "state"),
     [
