@@ -283,6 +283,7 @@ def test_cancelling_an_async_run(hosts):
 def test_a_pattern_without_hosts_is_bad_usage(hosts):
     done = command("fleet", "--limit", "nosuch")
     assert done.returncode == 2 and 'matches "nosuch"' in done.stderr and "Traceback" not in done.stderr
+    handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(InventoryError):
         Fleet(fleet.INVENTORY).status(hosts="nosuch")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler, "the caller's handler is not given back"
