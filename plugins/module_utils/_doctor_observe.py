@@ -247,10 +247,10 @@ def _token_state(ask: Question) -> str:
     token = ask.token or ask.environ.get("HF_TOKEN")
     if not token:
         return "none"
-    if not token_may_travel(ask.endpoint):
-        return "the endpoint is neither https nor this machine"
     session = Session("tensorless-doctor", 10, ask.environ)
     try:
+        if not token_may_travel(ask.endpoint):
+            return "the endpoint is neither https nor this machine"
         answer = session.request(
             "GET", f"{ask.endpoint.rstrip('/')}/api/whoami-v2", {"Authorization": f"Bearer {token}"}
         )

@@ -31,9 +31,14 @@ class TransportError(Exception):
 
 def origin(url: str) -> tuple[str, str, int]:
     """Scheme, host and port: what a token belongs to."""
-    split = urllib.parse.urlsplit(url)
+    try:
+        split = urllib.parse.urlsplit(url)
+        port = split.port
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        shown = url.partition("?")[0].rpartition("@")[2]
+        raise BlobError(f"{shown} has a host or a port that cannot be read.", "bad_address") from None
     scheme = split.scheme.lower()
-    return scheme, (split.hostname or "").lower(), split.port or (443 if scheme == "https" else 80)
+    return scheme, (split.hostname or "").lower(), port or (443 if scheme == "https" else 80)
 
 
 def without_query(url: str) -> str:
@@ -152,6 +157,13 @@ class Session:
         if split.scheme not in ("http", "https") or not split.hostname:
             raise BlobError(f"{without_query(url)} is not an http or https address.", "bad_address")
         place = origin(url)
+        secret = headers.get("Authorization", "")
+        if not (secret.isascii() and secret.isprintable()):  # http.client's own refusal would show it
+            raise BlobError(
+                "the token holds a line break or another character that no token has; set HF_TOKEN (in a play "
+                "tensorless_hf_token) to the token alone.",
+                "bad_option",
+            )
         if place != self._origin:
             self.close()
         reused = self._connection is not None and self._connection.sock is not None
@@ -206,8 +218,11 @@ class Session:
         skip = self._environ.get("no_proxy") or self._environ.get("NO_PROXY") or ""
         if urllib.request.proxy_bypass_environment(host, {"no": skip}):  # type: ignore[attr-defined]
             return None
-        split = urllib.parse.urlsplit(value if "://" in value else f"http://{value}")
-        return (split.hostname, split.port or 80) if split.hostname else None
+        try:
+            split = urllib.parse.urlsplit(value if "://" in value else f"http://{value}")
+            return (split.hostname, split.port or 80) if split.hostname else None
+        except ValueError:
+            raise BlobError(f"{scheme}_proxy names a host or a port that cannot be read.", "bad_address") from None
 
 
 def follow(

@@ -14,7 +14,7 @@ import pytest
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob import BlobError
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_state import Lock, this_host
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub import expiry, is_git_id, parse_etag
-from ansible_collections.tensorless.fleet.plugins.module_utils._hub_http import follow, origin
+from ansible_collections.tensorless.fleet.plugins.module_utils._hub_http import Session, follow, origin
 
 from tests.hub import FakeHub, Request
 from tests.hub.jobs import COMMIT, PARTS, QUICK, REPO, Bench, noise
@@ -719,3 +719,26 @@ def test_hub_46_marker_dies_with_the_time(bench: Bench) -> None:
     ran = bench.run()
     assert ran.job.hashed_bytes == len(bench.data)
     assert bench.hub.bytes_sent("cdn") == len(bench.data)
+
+
+@pytest.mark.parametrize("token", ["hunter2\r", "hunter2\nX: y", "hunter2\u00e9"])
+def test_a_token_that_no_header_may_hold_is_refused_without_showing_it(token: str) -> None:
+    session = Session("test", 1, {})
+    with pytest.raises(BlobError, match="the token holds a line break") as error:
+        session.request("GET", "http://127.0.0.1:9/", {"Authorization": f"Bearer {token}"})
+    assert error.value.reason == "bad_option"
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["http://u:hunter2@hub:x/a", "http://hub:99999/?sig=hunter2", "http://u:hunter2@["])
+def test_an_address_that_cannot_be_read_is_refused_without_its_secrets(url: str) -> None:
+    with pytest.raises(BlobError, match="cannot be read") as error:
+        origin(url)
+    assert "hunter2" not in str(error.value)
+
+
+def test_a_proxy_that_cannot_be_read_is_refused_without_its_password() -> None:
+    session = Session("test", 1, {"http_proxy": "http://u:hunter2@proxy:x"})
+    with pytest.raises(BlobError, match="http_proxy names a host or a port that cannot be read") as error:
+        session.request("GET", "http://hub.example/", {})
+    assert "hunter2" not in str(error.value)
