@@ -41,7 +41,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if names is None:
             names = (task_vars.get("groups") or {}).get("gpu") or []
         try:
-            hosts = [_report_hosts.describe(name, hostvars.get(name, {})) for name in names]
+            known = {name: hostvars[name] for name in names if name in hostvars}
+            hosts = [_report_hosts.describe(name, known.get(name)) for name in names]
             answer = _report_files.write(
                 hosts,
                 options["dest"],

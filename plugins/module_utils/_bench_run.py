@@ -68,6 +68,8 @@ class Request:
             raise BenchError(f"runs is {self.runs}; at least 1 run is needed")
         if not 0 < self.port < 65536:
             raise BenchError(f"port is {self.port}; a port is a number from 1 to 65535")
+        if not (self.host.isascii() and self.host.isprintable()) or set(self.host) & set(" /@?#"):
+            raise BenchError(f"host is {self.host!r}; a host is a name or an address, without port and path")
         if self.on_busy not in ("wait", "refuse", "label"):
             raise BenchError(f"on_busy is {self.on_busy!r}; it is one of wait, refuse, label")
 

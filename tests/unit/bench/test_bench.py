@@ -166,7 +166,10 @@ def test_no_server_names_the_command() -> None:
     )
 
 
-@pytest.mark.parametrize(("option", "value"), [("tokens", 1), ("runs", 0), ("port", 0), ("on_busy", "force")])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("tokens", 1), ("runs", 0), ("port", 0), ("host", "a b"), ("host", "h/x"), ("host", "h\n"), ("on_busy", "force")],
+)
 def test_what_cannot_be_measured_is_refused_before_anything_is_sent(option: str, value: Any) -> None:
     with pytest.raises(BenchError, match=f"{option} is"):
         Bench(Request("m", **{option: value}), no_programs)

@@ -42,3 +42,9 @@ def test_each_variable_of_the_sample_is_read_by_something() -> None:
     sources = [*(ROOT / "roles").rglob("*.yml"), *(ROOT / "playbooks").rglob("*.yml")]
     everything = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     assert sorted(name for name in named if not re.search(rf"\b{name}\b", everything)) == []
+
+
+def test_the_sample_inventory_names_pages_that_exist() -> None:
+    pages = re.findall(r"docs/[\w/-]+\.md", SAMPLE.read_text(encoding="utf-8"))
+    assert pages
+    assert [page for page in pages if not (ROOT / page).is_file()] == []
