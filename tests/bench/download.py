@@ -225,7 +225,7 @@ def make_file(folder: Path, size: int) -> tuple[Path, str]:
 
 
 def shaped(folder: Path, file: Path, sha: str, size: int, connections: int, slow: bool) -> dict[str, float]:
-    """The link of the issue: 200 MB/s in all, 25 MB/s a connection, 100 ms before each answer."""
+    """The link that is measured: 200 MB/s in all, 25 MB/s a connection, 100 ms before each answer."""
     with network(200_000_000) as inside, servers(folder, file, inside, 25_000_000, 0.1) as hub:
         results: dict[str, float] = {}
         results["raw"] = raw_reads(hub, size, connections)
