@@ -136,3 +136,11 @@ soak: setup prerequisites-tests bench-fleet-api ## The long tests; their last fi
 
 mutants: setup ## Change the product in small ways and see that a test notices
 	$(PY) tests/mutants.py
+
+# ---- the engine, not part of `make test` -----------------------------------------------------------------------------
+.PHONY: engine-source engine-cpu
+engine-source: setup ## The patched llama.cpp in .build/engine/source
+	test -f .build/engine/source/PROVENANCE.md || $(PY) -m engine.patches.apply --output .build/engine/source
+
+engine-cpu: engine-source ## Build the patched server for the CPU; goes on where it was interrupted
+	sh engine/build.sh cpu .build/engine/source .build/engine/cpu
