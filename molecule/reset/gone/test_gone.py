@@ -22,7 +22,9 @@ PACKAGES = re.compile(
 def test_nothing_is_named_after_the_product() -> None:
     found = fleet.P100_D.sh("find / -xdev -iname '*tensorless*' -not -path '/proc/*'").split()
     assert found == []
-    assert "tensorless" not in fleet.P100_D.sh("systemctl list-units --all --type=service --no-legend; podman ps -a; podman images")
+    assert "tensorless" not in fleet.P100_D.sh(
+        "systemctl list-units --all --type=service --no-legend; podman ps -a; podman images"
+    )
 
 
 def test_only_packages_are_left() -> None:
