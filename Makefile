@@ -100,9 +100,9 @@ molecule: setup prerequisites ## Both molecule scenarios, each with a fleet of i
 	molecule test --scenario-name reset
 
 # Tests that work on the three provisioned hosts, and tests that start hosts of their own beside them.
-ON_THE_FLEET := tests/fleet/site tests/fleet/clients tests/fleet/cli tests/fleet/bench tests/fleet/server/test_rolling.py
-ON_OWN_HOSTS := tests/fleet/server --ignore=tests/fleet/server/test_rolling.py tests/fleet/driver tests/fleet/models \
-  tests/fleet/promotion
+ON_THE_FLEET := tests/fleet/site tests/fleet/clients tests/fleet/cli tests/fleet/bench tests/fleet/server/test_rolling.py \
+  tests/fleet/models tests/fleet/promotion
+ON_OWN_HOSTS := tests/fleet/server --ignore=tests/fleet/server/test_rolling.py tests/fleet/driver
 
 .PHONY: fleet-tests
 fleet-tests: setup prerequisites ## molecule and all fleet tests on one fleet
