@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_text
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_rules import check_choice
-from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice
 
 from tensorless_fleet import _show, _view
 from tensorless_fleet._usage import Options, Usage
@@ -60,23 +59,7 @@ def check_usage(options: Options) -> None:
     recipes, revision = find_model(options)
     if options.card is not None and recipes:
         _recipe.choose_card(recipes, options.card)
-    check_choice(
-        Choice(
-            cache=options.cache or "/",
-            command=options.command,
-            revision=revision,
-            card=options.card,
-            runtime=options.runtime,
-            host=options.host,
-            port=options.port,
-            context=options.context,
-            extra_args=tuple(options.extra_args),
-            allow_draft=options.allow_draft,
-            runs=options.runs,
-            tokens=options.tokens,
-            service=True,
-        )
-    )
+    check_choice(_show.choice_of(options, options.cache or "/", revision, service=True))
 
 
 def find_model(options: Options) -> tuple[list[Any], str | None]:

@@ -108,6 +108,25 @@ def observed(options: Options, recipes: Sequence[_recipe.Recipe], choice: Choice
     return replace(facts, gpus=gpus_here(options))
 
 
+def choice_of(options: Options, cache: str, revision: str | None, **more: Any) -> Choice:
+    """What the command line says of a server, as the planner takes it; ``more`` depends on where it runs."""
+    return Choice(
+        cache=cache,
+        command=options.command,
+        revision=revision,
+        card=options.card,
+        runtime=options.runtime,
+        host=options.host,
+        port=options.port,
+        context=options.context,
+        extra_args=tuple(options.extra_args),
+        allow_draft=options.allow_draft,
+        runs=options.runs,
+        tokens=options.tokens,
+        **more,
+    )
+
+
 def plan_here(options: Options, thorough: bool = False) -> dict[str, Any]:
     """The plan of this command on this machine. Raises Refusal."""
     from ansible_collections.tensorless.fleet.plugins.module_utils._plan import plan_model
@@ -115,22 +134,13 @@ def plan_here(options: Options, thorough: bool = False) -> dict[str, Any]:
     catalog = catalog_of(options)
     recipes, revision = _recipe.resolve(catalog, options.model)
     cache = cache_of(options)
-    choice = Choice(
-        cache=cache,
-        command=options.command,
-        revision=revision,
-        card=options.card,
+    choice = choice_of(
+        options,
+        cache,
+        revision,
         gpu=None if options.gpu is None else str(options.gpu),
-        runtime=options.runtime,
-        host=options.host,
-        port=options.port,
-        context=options.context,
-        extra_args=tuple(options.extra_args),
-        allow_draft=options.allow_draft,
         endpoint=os.environ.get("HF_ENDPOINT") or _plan_paths.DEFAULT_ENDPOINT,
         dry_run=options.dry_run,
-        runs=options.runs,
-        tokens=options.tokens,
     )
     facts = observed(options, recipes, choice) if thorough else host_facts(options, recipes, cache)
     return plan_model(recipes, facts, choice).plans[0]

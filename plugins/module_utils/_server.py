@@ -100,14 +100,7 @@ def started(
                 )
             )
         elif not other.running and (other.runtime == runtime or other.ours):
-            actions.append(
-                Action(
-                    "remove_container",
-                    f"remove the stopped container {name} ({other.runtime})",
-                    instance,
-                    other.runtime,
-                )
-            )
+            actions.append(_remove(name, other, instance))
     if seen.unit.busy and not same:
         # before the data file changes: the unit stops what the file names
         why = "its plan changed" if current is not None else "its container is gone"
@@ -120,6 +113,11 @@ def started(
         gpu = ", ".join(card["uuid"] for card in plan.get("cards") or []) or plan.get("gpu") or "all"
         actions.append(Action("start", f"start it ({runtime}, GPU {gpu})", instance, runtime))
     return actions
+
+
+def _remove(name: str, container: Container, instance: str) -> Action:
+    text = f"remove the stopped container {name} ({container.runtime})"
+    return Action("remove_container", text, instance, container.runtime)
 
 
 def refuse_strangers(name: str, seen: Seen) -> None:
@@ -158,14 +156,7 @@ def stopped(instance: str, name: str, seen: Seen) -> list[Action]:
         if other.running and not (seen.unit.busy and other.runtime == unit_runtime):
             actions.append(Action("stop_container", f"stop {name} ({other.runtime})", instance, other.runtime))
         elif not other.running and other.ours:
-            actions.append(
-                Action(
-                    "remove_container",
-                    f"remove the stopped container {name} ({other.runtime})",
-                    instance,
-                    other.runtime,
-                )
-            )
+            actions.append(_remove(name, other, instance))
     if seen.unit.active == "failed":
         actions.append(Action("reset_failed", "clear its failed state", instance))
     if seen.enabled:

@@ -32,6 +32,19 @@ LINES = 5
 display = Display()
 
 
+class ProgressAction(ActionBase):
+    """The action plugin of every module that has the option progress_file: its run, with its progress shown."""
+
+    _supports_check_mode = True
+    _supports_async = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        del tmp
+        result.update(run_with_progress(self, task_vars or {}))
+        return result
+
+
 def run_with_progress(action: ActionBase, variables: dict[str, Any]) -> dict[str, Any]:
     """The task's module on the host. Its reports are printed, and appended to the file that
     `tensorless_progress_file` names on the controller, one JSON object a line."""
