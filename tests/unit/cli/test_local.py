@@ -192,7 +192,7 @@ def test_the_foreground_follows_the_log_and_stops_with_the_command(machine, numb
         out, err = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert out == f"stopping {NAME}\n" and process.returncode == 130, err
+    assert out.splitlines()[-1:] == [f"stopping {NAME}"] and process.returncode == 130, err
     assert machine.run("stop", PN3).stdout == f"{NAME} is not running\n"
 
 
@@ -204,7 +204,8 @@ def test_the_foreground_ends_when_another_command_stops_the_server(machine):
         out, _err = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert (process.returncode, out) == (0, f"{NAME} was stopped\n")
+    # The server's own last lines may come before it: how fast the log is read is the machine's affair.
+    assert (process.returncode, out.splitlines()[-1:]) == (0, [f"{NAME} was stopped"])
 
 
 def test_an_untuned_run_says_so_before_it_starts(machine):
