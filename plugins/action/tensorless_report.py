@@ -42,7 +42,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             names = (task_vars.get("groups") or {}).get("gpu") or []
         try:
             known = {name: hostvars[name] for name in names if name in hostvars}
-            hosts = [_report_hosts.describe(name, known.get(name)) for name in names]
+            outside = _report_hosts.left_out(
+                task_vars.get("ansible_limit"), task_vars.get("groups") or {}, self._loader
+            )
+            hosts = [_report_hosts.describe(name, known.get(name), name in outside) for name in names]
             answer = _report_files.write(
                 hosts,
                 options["dest"],

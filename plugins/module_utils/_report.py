@@ -35,6 +35,10 @@ FIGURES = {
     "spread_percent": "derived",
 }
 
+# Hosts that a run learnt nothing of.
+UNSEEN = ("unreachable", "not_in_this_run")
+NOT_REACHED = "its host was not reached; the figures are those of an earlier report"
+
 # Peak memory bandwidth by the vendor's data sheet, in GB/s.
 PEAK_GBS = {"Tesla P100-PCIE-16GB": 732.0, "Tesla P100-SXM2-16GB": 732.0, "Tesla P100-PCIE-12GB": 549.0}
 
@@ -54,8 +58,12 @@ def build(
     rows: list[dict[str, Any]] = []
     people: list[dict[str, Any]] = []
     for host in hosts:
-        people.append(_host(host))
-        rows += _cards(host)
+        if host["status"] in UNSEEN:
+            person, cards = _unseen(host, previous)
+        else:
+            person, cards = _host(host), _cards(host)
+        people.append(person)
+        rows += cards
     _judge(rows)
     _history(rows, previous)
     _restarts(people, previous)
@@ -90,6 +98,25 @@ def _host(host: Mapping[str, Any]) -> dict[str, Any]:
         "gpu_state": gpus.get("state"),
         "cards": len(gpus.get("cards") or []),
     }
+
+
+def _unseen(
+    host: Mapping[str, Any], previous: Optional[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A host that this run did not hear of, as the report before had it: its cards keep their past.
+
+    One that was left out on purpose is as it was. Of one that does not answer nobody knows how it is now, so its cards
+    are no longer counted as measured and accused of nothing.
+    """
+    before: Mapping[str, Any] = next(
+        (old for old in (previous or {}).get("hosts") or [] if old.get("name") == host["name"]), {}
+    )
+    kept = [card for card in (previous or {}).get("cards") or [] if card.get("host") == host["name"]]
+    cards = [{**card, "current": False} for card in kept]
+    if host["status"] == "unreachable":
+        for card in cards:
+            card.update(status="not_reached", reason=NOT_REACHED, findings=[], slow=False, slow_reason=None)
+    return {**_host(host), **before, "status": host["status"], "reason": host.get("reason")}, cards
 
 
 def _cards(host: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -148,6 +175,7 @@ def _card(
         "pci_id": card.get("pci_id") or (result or {}).get("pci_id"),
         "status": status,
         "reason": reason or None,
+        "current": True,
         "model": (plan or result or {}).get("model"),
         "recipe_card": (plan or result or {}).get("card"),
         "untuned_label": (plan or result or {}).get("untuned_label"),

@@ -72,11 +72,15 @@ def summary(document: Mapping[str, Any]) -> list[str]:
             label = " UNTUNED" if card.get("untuned_label") else ""
             lines.append(
                 f"{where}: {clean(card['model'])}: {rate(card['decode_tps'])} tok/s, "
-                f"TTFT {float(card['ttft_ms'] or 0):.0f} ms{versus}{label}{slow}"
+                f"TTFT {float(card['ttft_ms'] or 0):.0f} ms{versus}{label}{slow}{_age(card)}"
             )
         else:
             lines.append(f"{where}: {card['status'].replace('_', ' ')}: {clean(card['reason'])}")
     return lines
+
+
+def _age(card: Mapping[str, Any]) -> str:
+    return "" if card.get("current", True) else f" (not of this run: measured {clean(card.get('measured_at'))})"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -95,6 +99,8 @@ def to_markdown(document: Mapping[str, Any], title: str = "Fleet report") -> str
         state = (
             "untuned" if card.get("untuned_label") else ("slow" if card["slow"] else card["status"].replace("_", " "))
         )
+        if not card.get("current", True):
+            state = "not reached" if card["status"] == "not_reached" else f"{state}, not of this run"
         ttft = card.get("ttft_ms")
         rows.append(
             [

@@ -5,11 +5,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional
 
-UNHEARD = (
-    "nothing was learnt from it in this run: check that it is up and that ssh reaches it, unless --limit left it out"
-)
+from ansible.inventory.manager import InventoryManager
+
+UNHEARD = "nothing was learnt from it in this run: check that it is up and that ssh reaches it"
+LEFT_OUT = "--limit left it out"
+
+
+def left_out(limit: Optional[str], groups: Mapping[str, Any], loader: Any) -> frozenset[str]:
+    """The hosts of the inventory that a run's --limit leaves out, by Ansible's own reading of the pattern."""
+    if not limit:
+        return frozenset()
+    inventory = InventoryManager(loader=loader, sources=None, parse=False)
+    for group, members in groups.items():
+        inventory.add_group(str(group))
+        for member in members:
+            inventory.add_host(str(member), group=str(group))
+    everybody = {host.name for host in inventory.get_hosts("all")}
+    inventory.subset(str(limit))
+    return frozenset(everybody - {host.name for host in inventory.get_hosts("all")})
 
 
 def plain(value: Any) -> Any:
@@ -24,8 +39,13 @@ def _fact(known: Mapping[str, Any], name: str) -> Any:
         return {"unreadable": str(fault)} if name == "ansible_facts" else None
 
 
-def describe(name: str, known: Any) -> dict[str, Any]:
-    """One host. `known` is its hostvars; a host that was never reached has almost nothing there."""
+def describe(name: str, known: Any, outside: bool = False) -> dict[str, Any]:
+    """One host. `known` is its hostvars; a host that was never reached has almost nothing there.
+
+    `outside`: the run left this host out; what a fact cache or the inventory knows of it is not of this run.
+    """
+    if outside:
+        return {"name": name, "status": "not_in_this_run", "reason": LEFT_OUT}
     if not isinstance(known, Mapping):
         return {"name": name, "status": "unreachable", "reason": f"the inventory has no host {name}"}
     facts = _fact(known, "ansible_facts") or {}
@@ -36,10 +56,7 @@ def describe(name: str, known: Any) -> dict[str, Any]:
     if failure:
         status, reason = "failed", str(failure)
     elif results is None and not facts:
-        status, reason = (
-            "unreachable",
-            UNHEARD,
-        )
+        status, reason = "unreachable", UNHEARD
     elif results is None:
         step = "its plan was made" if _fact(known, "plan_results") is not None else "its facts were read"
         status, reason = (

@@ -20,7 +20,15 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._report_text impo
 from ansible_collections.tensorless.fleet.plugins.plugin_utils import _report_svg as svg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-TAGS = {"benched": "good", "outdated": "warn", "failed": "bad", "not_benched": "warn", "skipped": ""}
+TAGS = {
+    "benched": "good",
+    "outdated": "warn",
+    "failed": "bad",
+    "not_benched": "warn",
+    "not_reached": "warn",
+    "skipped": "",
+}
+CALM = ("ok", "not_in_this_run")  # states of a host that nobody has to look after
 
 
 def h(value: Any) -> str:
@@ -76,9 +84,13 @@ def _tile(name: str, value: str, note: str = "") -> str:
 def _glance(fleet: Mapping[str, Any]) -> str:
     status = fleet["cards_by_status"]
     decode, ttft = fleet["decode_tps"], fleet["ttft_ms"]
-    down = fleet["hosts"] - fleet["hosts_by_status"].get("ok", 0)
+    by_status = fleet["hosts_by_status"]
+    down = fleet["hosts"] - sum(by_status.get(status, 0) for status in CALM)
+    outside = by_status.get("not_in_this_run", 0)
+    notes = [f"{down} with trouble"] if down else [] if outside else ["all answered"]
+    notes += [f"{outside} not in this run"] if outside else []
     tiles = [
-        _tile("Hosts", str(fleet["hosts"]), f"{down} with trouble" if down else "all answered"),
+        _tile("Hosts", str(fleet["hosts"]), ", ".join(notes)),
         _tile("Cards", str(fleet["cards"]), f"{status.get('skipped', 0)} skipped"),
         _tile("Measured", str(status.get("benched", 0)), f"{fleet['untuned']} untuned"),
         _tile("Slow", str(fleet["slow"]), "below receipt or equals"),
@@ -96,7 +108,7 @@ def _glance(fleet: Mapping[str, Any]) -> str:
 def _attention(document: Mapping[str, Any]) -> str:
     items = []
     for host in document["hosts"]:
-        if host["status"] != "ok":
+        if host["status"] not in CALM:
             word = h(host["status"].replace("_", " "))
             items.append(f'<li class="bad"><strong>{h(host["name"])}</strong>: {word}. {h(host["reason"])}</li>')
         if host.get("restarted"):
@@ -152,6 +164,8 @@ def _state(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     if card.get("untuned_label"):
         words.append(("untuned", "warn"))
     words.append((card["status"].replace("_", " "), TAGS.get(card["status"], "")))
+    if not card.get("current", True) and card["status"] != "not_reached":
+        words.append(("not of this run", ""))
     return words
 
 

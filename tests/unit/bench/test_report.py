@@ -243,6 +243,59 @@ def test_a_host_of_which_nothing_is_known_was_not_reached() -> None:
     assert build([_report_hosts.describe("typo", None)])["hosts"][0]["reason"] == "the inventory has no host typo"
 
 
+def test_a_host_that_a_limit_left_out_is_not_accused_and_keeps_what_was_known() -> None:
+    before = build([fleetdata.host(1), fleetdata.host(2)])
+    out = _report_hosts.describe("gpu-host-1", {"ansible_facts": {"kernel": "from a fact cache"}}, outside=True)
+    document = json.loads(json.dumps(build([out, fleetdata.host(2)], before, "2026-11-30T00:00:00Z")))
+    host, other = document["hosts"]
+    assert (host["status"], host["kernel"], host["cards"]) == ("not_in_this_run", "6.1.0-40-amd64", 1)
+    assert other["status"] == "ok" and _report.problems(document) == []
+    mine, theirs = document["cards"]
+    assert (mine["status"], mine["current"], theirs["current"]) == ("benched", False, True)
+    assert mine["history"] == before["cards"][0]["history"] and document["fleet"]["cards_by_status"] == {"benched": 2}
+    text = "\n".join(_report_text.summary(document))
+    assert "gpu-host-1: not in this run: --limit left it out" in text and "unreachable" not in text
+    assert text.count("not of this run: measured") == 1
+    # The same again is the same document, and the host is itself again when it takes part.
+    again = build([out, fleetdata.host(2)], document, "2026-11-30T00:00:00Z")
+    assert json.loads(json.dumps(again)) == document
+    assert build([fleetdata.host(1), fleetdata.host(2)], document)["cards"][0] == before["cards"][0]
+
+
+def test_a_host_that_does_not_answer_keeps_its_cards_past_but_counts_as_measured_no_more() -> None:
+    before = build([fleetdata.host(1, [fleetdata.result(1, tps=20.0)]), fleetdata.host(2)])
+    assert before["cards"][0]["slow"]
+    before["hosts"][0]["boot_id"] = "one"
+    document = build([_report_hosts.describe("gpu-host-1", {}), fleetdata.host(2)], before)
+    row = document["cards"][0]
+    assert (row["status"], row["slow"], row["findings"]) == ("not_reached", False, [])
+    assert row["decode_tps"] and document["fleet"]["decode_tps"]["min"] > 25
+    host = fleetdata.host(1)
+    host["facts"]["boot_id"] = "two"
+    assert build([host], document)["hosts"][0]["restarted"], "a restart while it was away is seen when it is back"
+
+
+@pytest.mark.parametrize(
+    ("limit", "outside"),
+    [
+        (None, []),
+        ("", []),
+        ("all", []),
+        ("b,localhost", ["a", "c"]),
+        ("gpu:!a", ["a"]),
+        ("~[ab]$", ["c"]),
+        ("rack1", ["b", "c"]),
+        ("*", []),
+        ("nobody", ["a", "b", "c"]),
+    ],
+)
+def test_who_a_limit_leaves_out_is_told_by_ansibles_own_patterns(limit: str | None, outside: list[str]) -> None:
+    from ansible.parsing.dataloader import DataLoader
+
+    groups = {"all": ["a", "b", "c"], "ungrouped": [], "gpu": ["a", "b", "c"], "rack1": ["a"]}
+    assert sorted(_report_hosts.left_out(limit, groups, DataLoader())) == outside
+
+
 def test_a_host_that_stopped_early_says_after_what() -> None:
     known = {"ansible_facts": {"distribution": "Debian"}, "plan_results": []}
     assert "after its plan was made" in _report_hosts.describe("a", known)["reason"]
