@@ -15,7 +15,7 @@ from typing import Any, Optional
 from ansible_collections.tensorless.fleet.plugins.module_utils import _driver
 from ansible_collections.tensorless.fleet.plugins.module_utils import _gpu_log as kernel_log
 from ansible_collections.tensorless.fleet.plugins.module_utils._doctor import FAIL, HOST, PASS, WARN, Check
-from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import HARD_THROTTLE
+from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import HARD_THROTTLE, IDLE_MIB
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import branch
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_text import gigabytes, printable
 
@@ -321,6 +321,15 @@ def _processes(seen: HostSeen) -> Check:
         return _check(
             "card_processes", FAIL, f"other processes use a card: {names}", "stop them before a model is started"
         )
+    named = {item["uuid"] for item in seen.gpu_facts["processes"]}
+    nameless = [
+        f"{card['index']} ({card['memory_used_mib']} MiB)"
+        for card in seen.gpu_facts["cards"]
+        if (card["memory_used_mib"] or 0) > IDLE_MIB and card["uuid"] not in named
+    ]
+    if nameless:
+        text = f"memory of card {', '.join(nameless)} is in use, but nvidia-smi names no process"
+        return _check("card_processes", WARN, text)
     return _check("card_processes", PASS, "no other process uses a card")
 
 

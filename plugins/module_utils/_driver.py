@@ -65,6 +65,12 @@ def is_driver_package(name: str) -> bool:
     return bool(_DRIVER.match(name)) and not name.startswith("libnvidia-container")
 
 
+def package_branch(name: str, version: str) -> Optional[int]:
+    """The driver branch of a package. Ubuntu's prebuilt modules have the kernel's version and a branch in the name."""
+    prebuilt = re.match(r"^linux-(?:modules|objects|signatures)-nvidia-(\d{3})\b", name)
+    return int(prebuilt.group(1)) if prebuilt else branch(version)
+
+
 def is_open_package(name: str) -> bool:
     """Whether a package or stream is of the open flavour: the word stands alone in it, wherever it stands."""
     return bool(_OPEN.search(name))
@@ -96,14 +102,19 @@ def name_problem(name: str, old_cards: bool = True) -> Optional[str]:
     return None
 
 
-def dkms_problems(run: Run, kernels: Sequence[str], running: str) -> list[str]:
-    """Kernels for which dkms has not installed the driver: the running one and the newest installed one."""
+def dkms_problems(run: Run, kernels: Sequence[str], running: str, version: Optional[str] = None) -> list[str]:
+    """Kernels for which dkms has not installed the driver: the running one and the newest installed one.
+
+    version: of the driver that is installed; a module of another version that dkms still keeps does not count.
+    """
     rc, out, _err = run(["dkms", "status"])
-    lines = [line for line in out.splitlines() if line.startswith("nvidia")]
-    if rc != 0 or not lines:
+    # nvidia/580.95.05, 6.8.0-90-generic, x86_64: installed; before dkms 3 a comma stands in the slash's place.
+    rows = re.findall(r"^(nvidia[\w-]*)[/,] ?([\d.]+)(?:, (\S+), \S+)?: (.*)$", out, re.MULTILINE)
+    if rc != 0 or not rows:
         return []  # no dkms: prebuilt modules, or none of the driver's
-    built = {part for line in lines if line.rstrip().endswith(("installed", "installed (original_module exists)"))
-             for part in re.findall(r", ([^,]+), ", line)}  # fmt: skip
+    if version is not None and any(row[1] == version for row in rows):
+        rows = [row for row in rows if row[1] == version]
+    built = {row[2] for row in rows if row[3].startswith("installed")}
     newest = max(kernels, key=_kernel_key, default=running)
     return [f"dkms has no module for kernel {name}" for name in dict.fromkeys([running, newest]) if name not in built]
 

@@ -21,7 +21,8 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import b
 from ansible_collections.tensorless.fleet.plugins.module_utils._host import Run
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
-PREFERENCES = "/etc/apt/preferences.d/tensorless-nvidia"
+# Of several pins for one version apt takes the first that it reads, in the order of the files' names.
+PREFERENCES = "/etc/apt/preferences.d/00-tensorless-nvidia"
 PARTS = "/etc/apt/preferences.d"
 UPGRADES = "/etc/apt/apt.conf.d/51tensorless-nvidia"
 BLACKLIST = ("nvidia-", "libnvidia-", "libcuda", "cuda-drivers", "firmware-nvidia", "xserver-xorg-video-nvidia")
@@ -89,7 +90,7 @@ def transaction_problems(steps: Sequence[Step], branch: int, drift: bool, old_ca
     for step in steps:
         if not _driver.is_driver_package(step.name):
             continue
-        lands = branch_of(step.new)
+        lands = _driver.package_branch(step.name, step.new)
         if old_cards and _driver.is_open_package(step.name):
             found.append(f"{step.name} {step.new} is of the open kernel module, which does not drive Pascal cards")
         if lands is None:
@@ -114,7 +115,22 @@ class Apt:
         return {
             row[1]: row[2]
             for row in rows
-            if len(row) == 3 and row[0] == "installed" and _driver.is_driver_package(row[1]) and branch_of(row[2])
+            if len(row) == 3
+            and row[0] == "installed"
+            and _driver.is_driver_package(row[1])
+            and _driver.package_branch(row[1], row[2])
+        }
+
+    def unfinished(self) -> dict[str, str]:
+        """The driver's packages that dpkg began to install and did not finish, with their state."""
+        _rc, out, _err = self.run(["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\\n"])
+        rows = [line.split() for line in out.splitlines()]
+        return {
+            row[1]: row[0]
+            for row in rows
+            if len(row) == 2
+            and row[0] in ("half-installed", "half-configured", "unpacked")
+            and _driver.is_driver_package(row[1])
         }
 
     def held(self) -> set[str]:

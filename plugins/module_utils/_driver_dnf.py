@@ -19,7 +19,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import R
 
 # What a machine without a display needs; the package of the stream 580-dkms is still called latest-dkms.
 PARTS = ("nvidia-driver-cuda", "kmod-nvidia-latest-dkms")
-_ROW = re.compile(r"^ (\S+)\s+(?:x86_64|noarch|i686|amd64)\s+(\S+)\s+\S+\s+[\d.]+ ?\w\s*$", re.MULTILINE)
+_ROW = re.compile(r"^ (\S+)\s+(?:x86_64|noarch|i686|amd64)\s+(\S+)\s+\S+\s+[\d.]+ *\w{1,3}\s*$", re.MULTILINE)
 _SECTION = re.compile(r"^(Installing|Upgrading|Downgrading|Reinstalling|Removing)[^:]*:\s*$", re.MULTILINE)
 
 
@@ -48,6 +48,9 @@ class Dnf:
         return {
             row[0]: row[1] for row in rows if len(row) == 2 and _driver.is_driver_package(row[0]) and branch_of(row[1])
         }
+
+    def unfinished(self) -> dict[str, str]:
+        return {}
 
     def held(self) -> set[str]:
         return set()
@@ -80,6 +83,8 @@ class Dnf:
             ["dnf", "--assumeno", "--setopt=install_weak_deps=False", *self._excludes(), "install", *packages]
         )
         found = parse_transaction(out)
+        had = self.installed()
+        found.install = [Step(step.name, had.get(step.name), step.new) for step in found.install]
         if rc != 0 and not found.install and "Nothing to do" not in out:
             words = " ".join((err.strip() or out.strip())[-900:].split())
             raise Refusal(f"dnf finds no way to install {' '.join(packages)}: {words}")
@@ -104,4 +109,8 @@ class Dnf:
         return [f"--exclude={','.join(['*nvidia-open*', '*open-dkms*', *high])}"]
 
     def is_older(self, new: str, old: str) -> bool:
-        return (branch_of(new) or 0) < (branch_of(old) or 0)
+        pair = [text.partition(":")[2] or text for text in (new, old)]
+        if not all(re.match(r"^[\w.+~^-]+$", text, re.ASCII) for text in pair):
+            return (branch_of(new) or 0) < (branch_of(old) or 0)
+        _rc, out, _err = self.run(["rpm", "--eval", "%{lua:print(rpm.vercmp('" + "','".join(pair) + "'))}"])
+        return out.strip() == "-1"

@@ -15,20 +15,27 @@ from typing import Any, Optional, Protocol
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _driver, _driver_apt, _gpu_bus
 from ansible_collections.tensorless.fleet.plugins.module_utils._cdi_apply import Change
+from ansible_collections.tensorless.fleet.plugins.module_utils._driver import package_branch
 from ansible_collections.tensorless.fleet.plugins.module_utils._driver_apt import Step, Transaction
-from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import branch as branch_of
 from ansible_collections.tensorless.fleet.plugins.module_utils._host import Files, Run
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
 NOUVEAU = "/etc/modprobe.d/tensorless-nouveau.conf"
 NOUVEAU_TEXT = "# Written by tensorless.fleet\nblacklist nouveau\noptions nouveau modeset=0\n"
+_LIBRARY = re.compile(r"^(?:libnvidia-ml1?|libcuda1|libnvidia-compute-.*|nvidia-driver-cuda-libs)$")
 WAY_BACK = "set nvidia_driver_allow_downgrade to true to let the role go back to R580"
+
+
+def _release(version: str) -> str:
+    """580.105.08 of 3:580.105.08-1.el9."""
+    return re.sub(r"^\d+:|-[^-]*$", "", version)
 
 
 class Manager(Protocol):
     """A package manager, as far as a driver needs one."""
 
     def installed(self) -> dict[str, str]: ...
+    def unfinished(self) -> dict[str, str]: ...
     def held(self) -> set[str]: ...
 
     def choose(self, wanted: Optional[int]) -> tuple[int, list[str]]:
@@ -82,7 +89,7 @@ class Driver:
         return [*self._guards(), *changes, *self._holds(installed)]
 
     def _branch_of(self, installed: Mapping[str, str]) -> Optional[int]:
-        numbers = [branch_of(version) for version in installed.values()]
+        numbers = [package_branch(name, version) for name, version in installed.items()]
         return max((number for number in numbers if number), default=None)
 
     def _needs_packages(self, installed: Mapping[str, str]) -> bool:
@@ -94,21 +101,34 @@ class Driver:
         if not installed:
             return True
         right = all(
-            _driver.OLDEST <= (branch_of(version) or 0) <= _driver.NEWEST
+            _driver.OLDEST <= (package_branch(name, version) or 0) <= _driver.NEWEST
             and not (self.old_cards and _driver.is_open_package(name))
             for name, version in installed.items()
         )
         wanted = self.wish.branch is None or self._branch_of(installed) == self.wish.branch
-        modules = [name for name in installed if re.search(r"dkms|modules|kmod", name)]
-        return not (right and wanted and modules)
+        # A module of one version beside libraries of another stays that way however often the host is rebooted.
+        modules = {_release(installed[name]) for name in installed if re.search(r"dkms|modules|kmod", name)}
+        libraries = {_release(installed[name]) for name in installed if _LIBRARY.match(name)}
+        prebuilt = any(name.startswith("linux-modules-nvidia") for name in installed)
+        same = prebuilt or not libraries or bool(modules & libraries)
+        return not (right and wanted and modules and same)
 
     def _packages(self, installed: Mapping[str, str]) -> list[Change]:
-        high = {name: version for name, version in installed.items() if (branch_of(version) or 0) > _driver.NEWEST}
+        high = {
+            name: version
+            for name, version in installed.items()
+            if (package_branch(name, version) or 0) > _driver.NEWEST
+        }
         if high and not self.wish.allow_downgrade:
             name, version = next(iter(sorted(high.items())))
             raise Refusal(
                 f"{len(high)} packages of a driver above R{_driver.NEWEST} are installed (such as {name} {version}), "
                 f"and it does not drive Pascal cards: {WAY_BACK}"
+            )
+        for name, state in sorted(self.manager.unfinished().items()):
+            raise Refusal(
+                f"dpkg has not finished {name} (it is {state}): run `dpkg --configure -a` and mend what it names, then "
+                "run this again. Why a module does not build stands in /var/lib/dkms/nvidia*/*/build/make.log"
             )
         self._secure_boot()
         if self.wish.packages:
@@ -154,14 +174,14 @@ class Driver:
         return [Change(words, lambda: self.manager.install(names, downgrade, pins))]
 
     def _version(self) -> str:
-        return next((step.new for step in self.steps if branch_of(step.new)), f"R{self.branch}")
+        return next((step.new for step in self.steps if _gpu_bus.branch(step.new)), f"R{self.branch}")
 
     def _back(self, installed: Mapping[str, str]) -> list[str]:
         """On the way back every installed part is named, or apt would keep the high ones that nothing asks for."""
         if not self.wish.allow_downgrade:
             return []
         named = {package.partition("=")[0] for package in self.packages}
-        high = [name for name, version in installed.items() if (branch_of(version) or 0) > _driver.NEWEST]
+        high = [name for name, version in installed.items() if (package_branch(name, version) or 0) > _driver.NEWEST]
         keep = [name for name in high if name not in named and not _driver.is_open_package(name)]
         # Metapackages without a version of the allowed branches (cuda-drivers-590, nvidia-open) leave.
         return [
@@ -246,13 +266,17 @@ class Driver:
     def check_installed(self) -> None:
         """The packages after the transaction: what landed, whatever was asked for."""
         for name, version in self.manager.installed().items():
-            if not _driver.OLDEST <= (branch_of(version) or 0) <= _driver.NEWEST:
+            if not _driver.OLDEST <= (package_branch(name, version) or 0) <= _driver.NEWEST:
                 raise Refusal(f"{name} landed at {version}, outside R{_driver.OLDEST} to R{_driver.NEWEST}")
             if self.old_cards and _driver.is_open_package(name):
                 raise Refusal(
                     f"{name} {version} of the open kernel module is installed, which does not drive Pascal cards"
                 )
-        problems = _driver.dkms_problems(self.run, self.files.names("/lib/modules"), platform.release())
+        # A removed kernel may leave its folder behind, with nothing but old modules in it.
+        folder = "/lib/modules"
+        kernels = [name for name in self.files.names(folder) if self.files.exists(f"{folder}/{name}/kernel")]
+        release = _gpu_bus.installed_version(self.files)
+        problems = _driver.dkms_problems(self.run, kernels, platform.release(), release)
         if problems:
             raise Refusal(
                 f"the driver's kernel module was not built: {'; '.join(problems)}. Do not reboot before it is"

@@ -26,8 +26,9 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 _WARNING = re.compile(r"^WARNING: (?P<text>.*?)(?: at gpu (?P<bus>[0-9A-Fa-f:.]+))?\s*$", re.IGNORECASE)
-_NONE = re.compile(r"^No devices (?:were )?found\b")
-_NVML = re.compile(r"Failed to initialize NVML: (?P<why>.*)")
+_NONE = re.compile(r"^No (?:supported )?(?:devices|GPUs) (?:were )?found\b", re.IGNORECASE)
+_NVML = re.compile(r"Failed to initialize NVML: (?P<why>.*)", re.IGNORECASE)
+_LOADER = "error while loading shared libraries"
 HARD_THROTTLE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
@@ -41,8 +42,9 @@ class Answer:
         self.warnings: list[dict[str, Optional[str]]] = []
         self.odd: list[str] = []
         self.none = False
-        for line in text.splitlines():
-            line = line.strip("\r")
+        # By line feeds only: a name may hold what Python calls a line's end as well.
+        for line in text.replace("\0", "").split("\n"):
+            line = line.strip("\r\ufeff")
             if line.strip():
                 self._take(line, fields)
 
@@ -125,6 +127,10 @@ def _card(row: cells.Cells) -> dict[str, Any]:
         row.missing["pcie.link.width.current"] = f"no real width: {width}"
         card["pcie_width"] = None
         row.faults.append("link width is not a real one")
+    total, used = card["memory_mib"], card["memory_used_mib"]
+    if total is not None and used is not None and used > total:
+        row.missing["memory.used"] = f"more than the card has: {used} MiB"
+        card["memory_used_mib"] = None
     card["missing"] = row.missing
     card["reasons"] = _card_reasons(card, row.faults)
     card["healthy"] = not card["reasons"]
@@ -234,13 +240,14 @@ def _failure(facts: dict[str, Any], answer: Answer, text: str, run: Run) -> None
     """No row at all: says what that means."""
     smi, reasons = facts["nvidia_smi"], facts["reasons"]
     rc, nvml = answer.rc, _NVML.search(text)
+    why = nvml.group("why").lower() if nvml else ""
     held = [card for card in facts["pci_cards"] if card["driver"] not in ("vfio-pci",)]
     if rc == TIMED_OUT:
         smi["timed_out"] = True
         reasons.append(
             f"nvidia-smi gave no answer within {smi['limit']:g} s and was ended; a card may hang: see the kernel log"
         )
-    elif rc == 18 or (nvml and "version mismatch" in nvml.group("why")):
+    elif rc == 18 or "version mismatch" in why:
         facts["reboot_required"] = True
         reasons.append("the driver's libraries are newer than its loaded module: reboot")
     elif answer.none or rc == 6:
@@ -250,13 +257,13 @@ def _failure(facts: dict[str, Any], answer: Answer, text: str, run: Run) -> None
             reasons.append(_diagnose(facts, run) or "the driver is loaded, but drives none of the cards on the PCI bus")
         else:
             reasons.append("there is no NVIDIA card on the PCI bus")
-    elif rc == 9 or "couldn't communicate with the NVIDIA driver" in text:
+    elif rc == 9 or "driver not loaded" in why or "couldn't communicate with the NVIDIA driver" in text:
         reasons.append(
             _diagnose(facts, run) or "the driver is not loaded: reboot, or install it for the running kernel"
         )
-    elif "Insufficient Permissions" in text:
+    elif "insufficient permissions" in text.lower():
         reasons.append("nvidia-smi may not open the card: check the access rights of /dev/nvidia*")
-    elif rc == 12 or "shared library" in text:
+    elif rc == 12 or "shared librar" in text or "libnvidia-ml.so" in text:
         reasons.append("nvidia-smi does not find the driver's library: install the driver completely")
     else:
         reasons.append(f"nvidia-smi failed with status {rc}: {smi['message'] or 'no message'}")
@@ -309,7 +316,7 @@ def _read(
     started = time.monotonic()
     rc, text, fields = _ask(run, program)
     seconds = round(time.monotonic() - started, 3)
-    if rc == 127:
+    if rc == 127 and _LOADER not in text:
         return _read(run, None, files)
     answer = Answer(rc, text, fields)
     message = "" if answer.rows and rc == 0 else _first_line(text)

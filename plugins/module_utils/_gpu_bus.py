@@ -74,6 +74,9 @@ def kernel_module(files: Files) -> str:
     text = files.read(PROC_VERSION)
     if text:
         return "open" if "Open Kernel Module" in text else "proprietary"
+    if files.exists("/sys/module/nvidia"):
+        # The kernel marks a module whose licence is not free.
+        return "proprietary" if "P" in (files.read("/sys/module/nvidia/taint") or "P") else "open"
     if files.exists("/sys/module/nouveau"):
         return "nouveau"
     return "none"

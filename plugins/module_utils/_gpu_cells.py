@@ -60,13 +60,37 @@ THROTTLE_BITS = (
     (0x100, "display_clock_setting"),
 )
 
-_NO_VALUE = re.compile(r"^(\[.*\]|N/A|ERR!|)$", re.ASCII)
+# With brackets in today's CSV; without them in other versions and in the human table.
+_NO_VALUE = re.compile(
+    r"^(?:\[.*\]|n/?a|err!?|-|none|unknown(?: error)?|not (?:supported|available|found)|gpu is lost|gpu requires reset"
+    r"|(?:insufficient|no) permissions?|function not found|)$",
+    re.ASCII | re.IGNORECASE,
+)
 _UNITS = r"(?: (?:MiB|MHz|W|C|%))?"
-_INTEGER = re.compile(rf"^(-?\d{{1,12}}){_UNITS}$", re.ASCII)
+_INTEGER = re.compile(rf"^(\d{{1,12}}){_UNITS}$", re.ASCII)
 _DECIMAL = re.compile(rf"^(\d{{1,9}}(?:\.\d{{1,6}})?){_UNITS}$", re.ASCII)
 _BUS = re.compile(r"^([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])$", re.ASCII)
 _UUID = re.compile(r"^(?:GPU|MIG)-[0-9A-Za-z/-]+$", re.ASCII)
-_FAULTS = ("gpu is lost", "gpu requires reset", "unknown error")
+_FAULTS = ("gpu is lost", "gpu requires reset")
+# A driver that has lost the value counts down from zero in 32 or 64 bits; no card has such figures.
+_RANGES: dict[str, tuple[int, int]] = {
+    "memory.total": (1, 4 << 20),
+    "memory.used": (0, 4 << 20),
+    "memory.free": (0, 4 << 20),
+    "pcie.link.gen.current": (1, 9),
+    "pcie.link.gen.max": (1, 9),
+    "temperature.gpu": (0, 200),
+    "temperature.memory": (0, 200),
+    "clocks.sm": (0, 20000),
+    "clocks.mem": (0, 40000),
+    "clocks.max.sm": (1, 20000),
+    "clocks.max.mem": (1, 40000),
+    "power.draw": (0, 5000),
+    "power.limit": (1, 5000),
+    "power.default_limit": (1, 5000),
+    "utilization.gpu": (0, 100),
+}
+_LARGEST = 4_000_000_000  # of a count
 _SWITCH = {"enabled": True, "disabled": False, "yes": True, "no": False, "active": True, "not active": False}
 
 
@@ -90,13 +114,20 @@ class Cells:
         if _NO_VALUE.match(text):
             why = text.strip("[]") or "empty"
             self.missing[field] = why
-            if why.lower() in _FAULTS and why not in self.faults:
+            # One unreadable sensor is no fault; a card that cannot say how much memory it has is at fault.
+            fault = why.lower() in _FAULTS or (why.lower() == "unknown error" and field == "memory.total")
+            if fault and why not in self.faults:
                 self.faults.append(why)
             return None
         return text
 
     def _odd(self, field: str, text: str) -> None:
         self.missing[field] = f"unreadable: {text[:60]!r}"
+
+    @staticmethod
+    def _in_range(field: str, value: float) -> bool:
+        low, high = _RANGES.get(field, (0, _LARGEST))
+        return low <= value <= high
 
     def text(self, field: str) -> Optional[str]:
         return self._text(field)
@@ -106,7 +137,7 @@ class Cells:
         if text is None:
             return None
         found = _INTEGER.match(text)
-        if found is None or int(found.group(1)) < 0:
+        if found is None or not self._in_range(field, int(found.group(1))):
             self._odd(field, text)
             return None
         return int(found.group(1))
@@ -116,7 +147,7 @@ class Cells:
         if text is None:
             return None
         found = _DECIMAL.match(text)
-        if found is None:
+        if found is None or not self._in_range(field, float(found.group(1))):
             self._odd(field, text)
             return None
         return float(found.group(1))

@@ -54,6 +54,9 @@ class FakeManager:
     def installed(self) -> dict[str, str]:
         return self._installed
 
+    def unfinished(self) -> dict[str, str]:
+        return {}
+
     def held(self) -> set[str]:
         return set()
 

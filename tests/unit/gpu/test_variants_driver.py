@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Further states of hosts of the kinds that were collected: half-made installations, odd packages, other tools."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from ansible_collections.tensorless.fleet.plugins.module_utils import _driver, _driver_apt, _driver_dnf
+from ansible_collections.tensorless.fleet.plugins.module_utils._driver_apt import Step
+from ansible_collections.tensorless.fleet.plugins.module_utils._driver_plan import Driver, Wish
+from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
+
+from tests.unit.gpu.fakes import FakeFiles, Smi, facts, loaded, pci
+from tests.unit.gpu.test_cases_driver import FakeManager, bare, work
+
+RUNNING, NEWEST = "6.8.0-90-generic", "6.8.0-101-generic"
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        # dkms before 3 writes commas where later ones write a slash.
+        (f"nvidia, 580.95.05, {RUNNING}, x86_64: installed\nnvidia, 580.95.05, {NEWEST}, x86_64: installed\n", []),
+        # Debian's name of the module.
+        (f"nvidia-current/580.95.05, {RUNNING}, x86_64: installed\n", [NEWEST]),
+        (
+            f"nvidia/580.95.05, {RUNNING}, x86_64: installed (WARNING! Diff between built and installed module!)\n"
+            f"nvidia/580.95.05, {NEWEST}, x86_64: installed (original_module exists)\n",
+            [],
+        ),
+        # The build failed: dkms knows the source and no kernel.
+        ("nvidia/580.95.05: added\n", [RUNNING, NEWEST]),
+        # Two versions: the old one is built for both kernels, and that is no help.
+        (
+            f"nvidia/535.261.03, {RUNNING}, x86_64: installed\nnvidia/535.261.03, {NEWEST}, x86_64: installed\n"
+            f"nvidia/580.95.05, {RUNNING}, x86_64: installed\n",
+            [NEWEST],
+        ),
+        ("virtualbox/7.0, 6.8.0-90-generic, x86_64: installed\n", []),
+    ],
+)
+def test_dkms(text: str, missing: list[str]) -> None:
+    found = _driver.dkms_problems(lambda argv: (0, text, ""), [RUNNING, NEWEST], RUNNING, "580.95.05")
+    assert [line.split()[-1] for line in found] == missing
+
+
+def test_the_folder_of_a_removed_kernel_is_no_kernel() -> None:
+    release = platform.release()
+    files = FakeFiles({f"/lib/modules/{release}/kernel/x.ko": "", "/lib/modules/99.0/updates/dkms/nvidia.ko": ""})
+    status = f"nvidia/580.95.05, {release}, x86_64: installed\n"
+    driver = work(FakeManager(), bare(), files=files)
+    driver.run = lambda argv: (0, status, "")
+    driver.check_installed()
+
+
+def test_a_module_that_was_not_built_stops_before_the_reboot() -> None:
+    driver = work(FakeManager(), bare())
+    driver.run = lambda argv: (0, "nvidia/580.95.05: added\n", "")
+    with pytest.raises(Refusal, match="Do not reboot"):
+        driver.check_installed()
+
+
+def test_half_configured() -> None:
+    """A build that failed leaves the package half-configured, and apt sees nothing to install."""
+    manager = FakeManager(installed={"libnvidia-ml1": "580.95.05-1"})
+    manager.unfinished = lambda: {"nvidia-kernel-dkms": "half-configured"}  # type: ignore[method-assign]
+    with pytest.raises(Refusal, match=r"nvidia-kernel-dkms.*half-configured.*dpkg --configure -a.*make\.log"):
+        work(manager, bare()).plan()
+
+
+def test_states_of_dpkg() -> None:
+    states = (
+        "half-configured nvidia-kernel-dkms",
+        "unpacked libcuda1",
+        "half-installed bash",
+        "config-files nvidia-smi",
+    )
+    apt = _driver_apt.Apt(lambda argv: (0, "".join(f"{state}\n" for state in states), ""))
+    assert apt.unfinished() == {"nvidia-kernel-dkms": "half-configured", "libcuda1": "unpacked"}
+
+
+def mismatch() -> dict[str, Any]:
+    text = "Failed to initialize NVML: Driver/library version mismatch\n"
+    return facts(Smi(rc=18, text=text), {**pci(), **loaded("570.195.03")})
+
+
+def test_a_module_beside_libraries_of_another_version_is_not_waited_for() -> None:
+    """An upgrade that stopped half-way stays that way however often the host is rebooted."""
+    installed = {"nvidia-kernel-dkms": "570.195.03-1", "libnvidia-ml1": "580.105.08-1", "libcuda1": "580.105.08-1"}
+    manager = FakeManager(installed, [Step("nvidia-kernel-dkms", "570.195.03-1", "580.105.08-1")])
+    assert any("install the driver 580.105.08-1" in change.text for change in work(manager, mismatch()).plan())
+
+
+@pytest.mark.parametrize(
+    "installed",
+    [
+        {"nvidia-kernel-dkms": "580.105.08-1", "libnvidia-ml1": "580.105.08-1", "libcuda1": "580.105.08-2"},
+        {
+            "nvidia-dkms-580-server": "580.105.08-0ubuntu0.24.04.1",
+            "libnvidia-compute-580-server": "580.105.08-0ubuntu2",
+        },
+        {
+            "linux-modules-nvidia-580-server-generic": "6.8.0-90.91",
+            "libnvidia-compute-580-server": "580.105.08-0ubuntu2",
+        },
+        {"kmod-nvidia-latest-dkms": "3:580.105.08-1.el9", "nvidia-driver-cuda-libs": "3:580.105.08-1.el9"},
+    ],
+)
+def test_a_whole_installation_only_waits_for_its_reboot(installed: dict[str, str]) -> None:
+    manager = FakeManager(installed)
+    work(manager, mismatch()).plan()
+    assert manager.asked == []
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "words"),
+    [
+        ("linux-modules-nvidia-590-server-generic", "6.8.0-101.103", "outside R525 to R580"),
+        ("linux-modules-nvidia-580-server-open-generic", "6.8.0-101.103", "open kernel module"),
+        ("linux-objects-nvidia-470-server-6.8.0-101-generic", "6.8.0-101.103", "outside R525 to R580"),
+        ("libnvidia-ml1", "610.43.02-1", "outside R525 to R580"),
+        ("nvidia-kernel-dkms", "3:590.48.01-1", "outside R525 to R580"),
+        ("nvidia-utils-580", "580.95.05-0ubuntu0~gpu24.04.1", None),
+        ("linux-modules-nvidia-580-server-generic", "6.8.0-101.103", None),
+        ("nvidia-prime", "0.8.17.1", None),
+        ("nvidia-container-toolkit", "590.1-1", None),
+        ("nvidia-firmware-580-580.105.08", "580.105.08-0ubuntu1", None),
+    ],
+)
+def test_what_may_land(name: str, version: str, words: str | None) -> None:
+    found = _driver_apt.transaction_problems([Step(name, None, version)], 580, False, True)
+    assert (words is None and found == []) or (words is not None and words in found[0])
+
+
+@pytest.mark.parametrize("held", [[], ["nvidia-kernel-dkms", "libnvidia-ml1"]])
+def test_only_what_is_not_held_is_held(held: list[str]) -> None:
+    installed = {"nvidia-kernel-dkms": "580.105.08-1", "libnvidia-ml1": "580.105.08-1"}
+    ran: list[list[str]] = []
+
+    def run(argv: Sequence[str]) -> tuple[int, str, str]:
+        ran.append(list(argv))
+        rows = "".join(f"installed {name} {version}\n" for name, version in installed.items())
+        return 0, rows if argv[0] == "dpkg-query" else "\n".join(held), ""
+
+    driver = Driver(run, FakeFiles(), _driver_apt.Apt(run), facts(Smi()), Wish(headers=False), lambda path, text: None)
+    holds = [change for change in driver.plan() if change.text.startswith("hold")]
+    assert len(holds) == (0 if held else 1)
+    for change in holds:
+        change.apply()
+        assert ran[-1] == ["apt-mark", "hold", "libnvidia-ml1", "nvidia-kernel-dkms"]
+
+
+def test_our_pins_are_read_before_those_of_others() -> None:
+    """Of several pins for one version, apt takes the first in the order of the files' names."""
+    others = ["nvidia-driver-pinning-580", "nvidia", "99nvidia", "50-cuda", "cuda-repository-pin-600"]
+    assert sorted([_driver_apt.PREFERENCES.rpartition("/")[2], *others])[0].startswith("00-tensorless")
+
+
+@pytest.mark.parametrize(
+    ("rc", "err", "words"),
+    [
+        (
+            100,
+            "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the problem.",
+            "dpkg --conf",
+        ),
+        (100, "E: Unable to correct problems, you have held broken packages.", "held broken packages"),
+        (100, "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 77 (apt-get)", "process 77"),
+        (100, "E: Failed to fetch http://x/y.deb  Temporary failure resolving 'x'", "Temporary failure resolving"),
+    ],
+)
+def test_apt_s_own_words_are_said(rc: int, err: str, words: str, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(_driver_apt, "PARTS", str(tmp_path))
+    apt = _driver_apt.Apt(lambda argv: (rc, "", err))
+    for step in (lambda: apt.simulate(["x"], "", False), lambda: apt.install(["x"], False, "")):
+        with pytest.raises(Refusal, match=words):
+            step()
+
+
+DNF5 = """Updating and loading repositories:
+Repositories loaded.
+Package                   Arch   Version              Repository        Size
+Installing:
+ nvidia-driver-cuda       x86_64 3:580.105.08-1.fc41  cuda-fedora41  1.2 MiB
+Downgrading:
+ kmod-nvidia-latest-dkms  x86_64 3:580.105.08-1.fc41  cuda-fedora41 40.1 MiB
+   replacing kmod-nvidia-latest-dkms x86_64 3:590.48.01-1.fc41 cuda-fedora41 41.0 MiB
+Removing:
+ nvidia-open              noarch 3:590.48.01-1.fc41   cuda-fedora41  0.0   B
+
+Transaction Summary:
+ Installing:         1 package
+"""
+WRAPPED = """Installing:
+ nvidia-driver-cuda
+               x86_64   3:580.105.08-1.el9
+                                           a-repository-with-a-long-name   1.2 M
+"""
+
+
+def test_other_tables_of_dnf() -> None:
+    found = _driver_dnf.parse_transaction(DNF5)
+    assert [(step.name, step.new) for step in found.install] == [
+        ("nvidia-driver-cuda", "3:580.105.08-1.fc41"),
+        ("kmod-nvidia-latest-dkms", "3:580.105.08-1.fc41"),
+    ]
+    assert found.remove == ["nvidia-open"]
+    assert [step.name for step in _driver_dnf.parse_transaction(WRAPPED).install] == ["nvidia-driver-cuda"]
+
+
+def test_dnf_says_what_a_step_replaces() -> None:
+    def run(argv: Sequence[str]) -> tuple[int, str, str]:
+        if argv[0] == "rpm" and "--eval" in argv:
+            return 0, "-1\n", ""
+        return (0, "kmod-nvidia-latest-dkms 3:590.48.01-1.fc41\n", "") if argv[0] == "rpm" else (1, DNF5, "")
+
+    dnf = _driver_dnf.Dnf(run)
+    step = next(step for step in dnf.simulate(["x"], "", False).driver if step.name.startswith("kmod"))
+    assert step.old == "3:590.48.01-1.fc41"
+    assert dnf.is_older(step.new, step.old)
