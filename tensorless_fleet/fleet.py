@@ -404,6 +404,7 @@ def server_values(model: str | None, options: ServerOptions) -> dict[str, Any]:
             server[name] = options[name]
     if model is not None:
         values["tensorless_servers"] = [server]
+        values["tensorless_exclusive"] = False  # one model on the command line says nothing about the host's others
     elif len(server) > 2:
         raise UsageError(
             "gpu, card, port, host, context and extra_args need a model; without one the inventory decides"

@@ -44,6 +44,10 @@ class Container:
     def ours(self) -> bool:
         return self.plan_hash is not None
 
+    @property
+    def paused(self) -> bool:
+        return self.status == "paused"
+
 
 class Runtime:
     """Commands of one runtime, run through `run`, which must not raise when the program is missing."""
@@ -85,6 +89,20 @@ class Runtime:
 
     def stop_command(self, name: str, grace: int = STOP_GRACE) -> list[str]:
         return [self.name, "stop", "-t", str(grace), name]
+
+    def unpause(self, name: str) -> tuple[int, str, str]:
+        return self.run([self.name, "unpause", name])
+
+    def publishing(self, port: int) -> list[str]:
+        """The names of the running containers that publish a port of this host."""
+        rc, out, _err = self.run([self.name, "ps", "--format", "{{.Names}}\t{{.Ports}}"])
+        found = []
+        for line in out.splitlines() if rc == 0 else ():
+            name, _tab, ports = line.partition("\t")
+            spans = [(int(low), int(high or low)) for low, high in _PUBLISHED.findall(ports)]
+            if any(low <= port <= high for low, high in spans):
+                found.append(name)
+        return found
 
     def remove(self, name: str) -> tuple[int, str, str]:
         """Removes the record of a container that does not run (podman: also what only its storage still knows)."""
@@ -133,6 +151,7 @@ def _json_list(text: str) -> list[dict[str, Any]]:
     return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
+_PUBLISHED = re.compile(r":(\d+)(?:-(\d+))?->")
 _MISSING = re.compile(
     r"no such (container|object|image)|no container with name|(container|image) not known|failed to find image|"
     r"reference does not exist|unable to inspect \".*\"",

@@ -6,8 +6,9 @@ From what is wanted and what was seen to the smallest list of actions. Pure: rea
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_files as files
@@ -26,6 +27,11 @@ class Action:
     instance: str = ""
     runtime: str = ""
     path: str = ""
+
+    @property
+    def ends(self) -> bool:
+        """Takes something away that runs or may run."""
+        return self.kind in ("unpause", "stop", "stop_container", "remove_container")
 
     def line(self) -> str:
         return f"{self.instance}: {self.text}" if self.instance else self.text
@@ -53,8 +59,14 @@ def check_together(plans: Sequence[Mapping[str, Any]]) -> None:
     """What no single plan can see: two of them that would take each other's name or address."""
     for key, what in (("instance", "name"), ("container_name", "container name")):
         _refuse_twice(((str(p[key]), p) for p in plans), what)
-    _refuse_twice(((f"{p['host']}:{p['port']}", p) for p in plans), "address")
-    for plan in plans:
+    for number, plan in enumerate(plans):
+        for earlier in plans[:number]:
+            if plan["port"] == earlier["port"] and _overlap(str(plan["host"]), str(earlier["host"])):
+                raise Refusal(
+                    f"{earlier['model']} and {plan['model']} would both use the address {plan['host']}:{plan['port']}; "
+                    "give each its own (port)",
+                    rc=2,
+                )
         files.check_instance(str(plan["instance"]))
         files.check_instance(str(plan["container_name"]))
 
@@ -64,11 +76,15 @@ def _refuse_twice(pairs: Iterable[tuple[str, Mapping[str, Any]]], what: str) -> 
     for value, plan in pairs:
         if value in owners:
             raise Refusal(
-                f"{owners[value]} and {plan['model']} would both use the {what} {value}; give each its own "
-                f"({'port' if what == 'address' else 'instance'})",
+                f"{owners[value]} and {plan['model']} would both use the {what} {value}; give each its own (instance)",
                 rc=2,
             )
         owners[value] = str(plan["model"])
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two addresses take each other's ports: the same, or one of them is every address of its family."""
+    return one == other or ((":" in one) == (":" in other) and bool({one, other} & {"0.0.0.0", "::"}))
 
 
 def started(
@@ -78,7 +94,9 @@ def started(
     instance, runtime, name = str(plan["instance"]), str(plan["runtime"]), str(plan["container_name"])
     document = files.document(plan)
     refuse_strangers(name, seen)
-    actions: list[Action] = []
+    if seen.unit.masked:
+        unit = files.unit_name(instance)
+        raise Refusal(f"{unit} is masked, so it cannot be started; allow it: systemctl unmask {unit}, then run again")
     current = _running(seen)
     same = (
         current is not None
@@ -92,6 +110,7 @@ def started(
             f"{name} is already running in {current.runtime} with other options; "
             f"stop it first: tensorless stop {plan['model']}"
         )
+    actions = _resume(name, instance, seen)
     for other in seen.containers.values():
         if other.running and not (seen.unit.busy and other.runtime == _unit_runtime(seen)):
             actions.append(
@@ -113,6 +132,15 @@ def started(
         gpu = ", ".join(card["uuid"] for card in plan.get("cards") or []) or plan.get("gpu") or "all"
         actions.append(Action("start", f"start it ({runtime}, GPU {gpu})", instance, runtime))
     return actions
+
+
+def _resume(name: str, instance: str, seen: Seen) -> list[Action]:
+    """A paused server answers nobody, and takes no SIGTERM either."""
+    return [
+        Action("unpause", f"resume {name}, which is paused ({c.runtime})", instance, c.runtime)
+        for c in seen.containers.values()
+        if c.paused and c.ours
+    ]
 
 
 def _remove(name: str, container: Container, instance: str) -> Action:
@@ -147,7 +175,7 @@ def _unit_runtime(seen: Seen) -> Optional[str]:
 
 def stopped(instance: str, name: str, seen: Seen) -> list[Action]:
     """What stops a server and keeps it from coming back at boot; its files stay."""
-    actions = []
+    actions = _resume(name, instance, seen)
     unit_runtime = _unit_runtime(seen)
     if seen.unit.busy:
         runtime = next((c.runtime for c in seen.containers.values() if c.running), unit_runtime or "")
@@ -165,7 +193,7 @@ def stopped(instance: str, name: str, seen: Seen) -> list[Action]:
 
 
 def absent(instance: str, name: str, seen: Seen, where: Places, has_previous: bool) -> list[Action]:
-    actions = stopped(instance, name, seen)
+    actions = stopped(instance, name, _without_strangers(seen))
     if seen.file_state != "absent":
         actions.append(
             Action("remove_file", f"remove {where.document(instance)}", instance, path=where.document(instance))
@@ -188,8 +216,19 @@ def shared_files_gone(host: HostSeen, where: Places) -> list[Action]:
     return actions
 
 
-def warnings(seen: Seen) -> list[str]:
+def _without_strangers(seen: Seen) -> Seen:
+    """Removing takes what this collection made and nothing else."""
+    return replace(seen, containers={runtime: c for runtime, c in seen.containers.items() if c.ours})
+
+
+def warnings(seen: Seen, where: Places) -> list[str]:
+    """What somebody else put over the unit. What a distribution ships for every service is no news."""
     unit = files.unit_name(seen.instance)
-    return [
-        f"{path} changes {unit}; this collection did not write it and leaves it alone" for path in seen.unit.drop_ins
-    ]
+    paths = [path for path in seen.unit.drop_ins if not path.startswith(("/usr/", "/lib/"))]
+    found = [f"{path} changes {unit}; this collection did not write it and leaves it alone" for path in paths]
+    if seen.unit.fragment and os.path.realpath(seen.unit.fragment) != os.path.realpath(where.unit):
+        found.append(
+            f"{seen.unit.fragment} takes the place of {where.unit} for {unit}; this collection did not write it and "
+            "leaves it alone"
+        )
+    return found

@@ -117,16 +117,23 @@ def apply_host(actions: Sequence[Action], tools: Tools, launcher: str) -> None:
 
 
 def apply_all(jobs: Sequence[Job], tools: Tools) -> list[Failed]:
-    """Brings every job to its plan. All servers load at the same time; each that fails goes back to what it was."""
+    """Brings every job to its plan. All servers load at the same time; each that fails goes back to what it was.
+
+    First all that ends, then all that starts: a port or a card that one server gives up may be another's from now on.
+    """
+    _stage(jobs, tools)
     failures: list[Failed] = []
-    waiting: list[Job] = []
-    for job in jobs:
-        try:
-            for action in job.actions:
-                _apply(action, job, tools)
-            waiting.append(job)
-        except Failed as failure:
-            failures.append(_go_back(job, failure, tools))
+    waiting = list(jobs)
+    for ending in (True, False):
+        for job in list(waiting):
+            try:
+                for action in job.actions:
+                    if action.ends == ending:
+                        _apply(action, job, tools)
+            except (Failed, Refusal, OSError) as exc:
+                waiting.remove(job)
+                failure = _as_failure(job, exc)
+                failures.append(_go_back(job, failure, tools) if job.starts else _left_alone(job, failure))
     for job in waiting:
         try:
             prove(job.document, job.seen.unit.main_pid if not job.starts else None, tools)
@@ -135,15 +142,44 @@ def apply_all(jobs: Sequence[Job], tools: Tools) -> list[Failed]:
             _prove_placed(job, tools)
             _remember(job, tools)
         except Failed as failure:
-            failures.append(_go_back(job, failure, tools) if job.starts else failure)
+            failures.append(_go_back(job, failure, tools) if job.starts else _left_alone(job, failure))
     return failures
+
+
+def _left_alone(job: Job, failure: Failed) -> Failed:
+    """A server of the right plan that this run did not start and that does not answer: ours to tell, not to end."""
+    failure.reason = failure.reason.replace(", so it was stopped", "")
+    failure.outcome = f"it was left as it is; start it anew: systemctl restart {files.unit_name(job.instance)}"
+    return failure
+
+
+def _stage(jobs: Sequence[Job], tools: Tools) -> None:
+    """Writes every new data file beside the old one: a disk that is full or read-only shows before a server stops."""
+    paths = []
+    try:
+        for job in jobs:
+            if any(action.kind == "write_document" for action in job.actions):
+                paths.append(tools.where.document(job.instance))
+                files.stage(paths[-1], files.document_text(job.document), 0o644)
+    except OSError:
+        for path in paths:
+            files.discard(path)
+        raise
+
+
+def _as_failure(job: Job, exc: Exception) -> Failed:
+    if isinstance(exc, Failed):
+        return exc
+    if isinstance(exc, OSError):
+        return Failed(job.instance, f"cannot write {exc.filename or 'a file'}: {exc.strerror or exc}", [])
+    return Failed(job.instance, str(exc), [])
 
 
 def _apply(action: Action, job: Job, tools: Tools) -> None:
     where, instance, document = tools.where, job.instance, job.document
     name, unit = str(document["container_name"]), files.unit_name(job.instance)
     if action.kind == "write_document":
-        files.write_text(where.document(instance), files.document_text(document), 0o644)
+        files.commit(where.document(instance))
     elif action.kind == "enable":
         command(tools, "enable", "--no-reload", unit)
     elif action.kind == "disable":
@@ -158,6 +194,8 @@ def _apply(action: Action, job: Job, tools: Tools) -> None:
         job.answers_cut = drain(job.seen.document or document, tools)
         _must(Runtime(action.runtime, tools.run).stop(name), f"{action.runtime} stop {name}")
         Runtime(action.runtime, tools.run).remove(name)
+    elif action.kind == "unpause":
+        _must(Runtime(action.runtime, tools.run).unpause(name), f"{action.runtime} unpause {name}")
     elif action.kind == "remove_container":
         _must(Runtime(action.runtime, tools.run).remove(name), f"{action.runtime} rm {name}")
     elif action.kind == "remove_file":
@@ -286,16 +324,22 @@ def _remember(job: Job, tools: Tools) -> None:
 def _go_back(job: Job, failure: Failed, tools: Tools) -> Failed:
     """The state before this run: the earlier server if there was one, else nothing that would start by itself."""
     where, instance, unit = tools.where, job.instance, files.unit_name(job.instance)
+    files.discard(where.document(instance))
     tools.run(state.systemctl(where, "stop", unit))
     tools.run(state.systemctl(where, "reset-failed", unit))
     before = job.seen.document
     if not job.seen.enabled:
         tools.run(state.systemctl(where, "disable", "--no-reload", unit))
-    if before is None:
-        files.remove(where.document(instance))
-        failure.outcome = "nothing of it was left on the host"
+    try:
+        if before is None:
+            files.remove(where.document(instance))
+            failure.outcome = "nothing of it was left on the host"
+            return failure
+        if files.read_document(where.document(instance))[1] != before:
+            files.write_text(where.document(instance), files.document_text(before), 0o644)
+    except OSError as exc:
+        failure.outcome = f"the server is stopped, and its earlier file could not be written ({exc.strerror or exc})"
         return failure
-    files.write_text(where.document(instance), files.document_text(before), 0o644)
     if not job.seen.unit.busy or before == job.document:
         failure.outcome = "the server is stopped"
         return failure

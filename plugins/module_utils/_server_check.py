@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
@@ -67,7 +68,9 @@ def bind(host: str, port: int) -> None:
         sock.listen(1)
 
 
-def port_taken(host: str, port: int, binder: Bind = bind) -> Optional[str]:
+def port_taken(
+    host: str, port: int, binder: Bind = bind, *, published_by: Callable[[int], Optional[str]] = lambda port: None
+) -> Optional[str]:
     """The documented complaint when the address cannot be used, with the reason and who holds it."""
     try:
         binder(host, port)
@@ -75,7 +78,7 @@ def port_taken(host: str, port: int, binder: Bind = bind) -> Optional[str]:
         code = exc.errno if isinstance(exc, OSError) else None
         reason = os.strerror(code).lower() if code else str(exc)
         if code == errno.EADDRINUSE:
-            reason += _held_by(port)
+            reason += _held_by(host, port, published_by(port))
             step = "choose another port, or stop what uses it"
         elif code == errno.EADDRNOTAVAIL:
             step = "choose an address that this host has"
@@ -85,14 +88,33 @@ def port_taken(host: str, port: int, binder: Bind = bind) -> Optional[str]:
     return None
 
 
-def _held_by(port: int) -> str:
-    """' (pid 12, nginx)' when that can be found out."""
+def _held_by(host: str, port: int, container: Optional[str]) -> str:
+    """' (pid 12, nginx)' when that can be found out, and the container that the port leads to."""
+    words = [word for word in (_process_on(host, port), container) if word]
+    return f" ({'; '.join(words)})" if words else ""
+
+
+def _hex_addresses(host: str) -> frozenset[str]:
+    """How /proc/net writes an address and the ones that stand for every address."""
+    every = {"0" * 8, "0" * 32}
+    with contextlib.suppress(OSError):
+        packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+        for address in (packed, b"\0" * 10 + b"\xff\xff" + packed) if len(packed) == 4 else (packed,):
+            words = [int.from_bytes(address[i : i + 4], sys.byteorder) for i in range(0, len(address), 4)]
+            every.add("".join(f"{word:08X}" for word in words))
+    return frozenset(every)
+
+
+def _process_on(host: str, port: int) -> str:
+    wanted = _hex_addresses(host)
+    any_address = host in ("0.0.0.0", "::")
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii") as stream:
             for line in list(stream)[1:]:
                 fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                address, _colon, number = fields[1].rpartition(":")
+                if fields[3] == "0A" and int(number, 16) == port and (any_address or address in wanted):
                     inodes.add(f"socket:[{fields[9]}]")
     if not inodes:
         return ""
@@ -102,7 +124,7 @@ def _held_by(port: int) -> str:
                 with contextlib.suppress(OSError):
                     if os.readlink(f"/proc/{pid}/fd/{descriptor}") in inodes:
                         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
-                            return f" (pid {pid}, {stream.read().strip()})"
+                            return f"pid {pid}, {stream.read().strip()}"
     return ""
 
 

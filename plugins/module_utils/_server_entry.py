@@ -85,6 +85,7 @@ def run_module(module: Any) -> None:
         "actions": outcome.actions,
         "notes": outcome.notes,
         "looked_in": outcome.looked_in,
+        "unlisted": outcome.unlisted,
         "rc": outcome.rc,
     }
     if module._diff:
@@ -98,7 +99,10 @@ def _work(module: Any, params: dict[str, Any], tools: Tools) -> work.Outcome:
     if params["state"] == "started":
         if params["name"] or params["all"]:
             raise Refusal("state: started needs plans, as tensorless_recipe returns them", rc=2)
-        return work.start(params["plans"], tools, installed(module), params["on_change"], module.check_mode)
+        return work.start(
+            params["plans"], tools, installed(module), params["on_change"], module.check_mode,
+            exclusive=params["exclusive"],
+        )  # fmt: skip
     if params["state"] == "previous":
         return work.go_back(list(targets(params, tools)), tools, installed(module), module.check_mode)
     return work.stop(

@@ -201,6 +201,12 @@ def partial_files(where: Places) -> list[str]:
 
 def write_text(path: str, text: str, mode: int) -> None:
     """Whole or not at all: a crash or a full disk leaves the earlier file."""
+    stage(path, text, mode)
+    commit(path)
+
+
+def stage(path: str, text: str, mode: int) -> None:
+    """Puts the text beside the file, so that taking its place needs no more room on the disk."""
     make_folders(os.path.dirname(path))
     partial = f"{path}{PARTIAL}"
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -210,12 +216,21 @@ def write_text(path: str, text: str, mode: int) -> None:
             stream.flush()
             os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())
-        os.rename(partial, path)
     except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
+        discard(path)
         raise
+
+
+def commit(path: str) -> None:
+    """What was staged takes the file's place."""
+    os.rename(f"{path}{PARTIAL}", path)
     _sync_folder(os.path.dirname(path))
+
+
+def discard(path: str) -> None:
+    """Nothing stays staged."""
+    with contextlib.suppress(OSError):
+        os.unlink(f"{path}{PARTIAL}")
 
 
 def make_folders(folder: str) -> None:

@@ -20,10 +20,10 @@ from ansible_collections.tensorless.fleet.plugins.module_utils import _server_fi
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_health as health
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_state as state
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
-from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RUNTIMES
+from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RUNTIMES, Runtime
 from ansible_collections.tensorless.fleet.plugins.module_utils._server import Action
 from ansible_collections.tensorless.fleet.plugins.module_utils._server_apply import Failed, Job, Tools
-from ansible_collections.tensorless.fleet.plugins.module_utils._server_state import HostSeen
+from ansible_collections.tensorless.fleet.plugins.module_utils._server_state import HostSeen, Seen
 
 REQUIRED = ("instance", "container_name", "runtime", "exec", "plan_hash", "image", "host", "port", "endpoint",
             "health_url", "alias", "model", "download")  # fmt: skip
@@ -39,6 +39,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     looked_in: list[str] = field(default_factory=list)
+    unlisted: list[str] = field(default_factory=list)
     failure: Optional[str] = None
     rc: int = 0
 
@@ -61,34 +62,99 @@ def start(
     on_change: str = "converge",
     check_mode: bool = False,
     going_back: bool = False,
+    exclusive: bool = False,
 ) -> Outcome:
-    """State `started`: every plan runs, is enabled, and answers."""
+    """State `started`: every plan runs, is enabled, and answers. With `exclusive` no other server of ours is left."""
     check_plans(plans)
     wanted = {str(p["instance"]): str(p["container_name"]) for p in plans}
-    host = state.observe(tools.run, tools.where, installed, wanted)
+    others = _others(tools.where, wanted)
+    if exclusive and not plans:
+        outcome = stop(others, tools, installed, gone=True, check_mode=check_mode)
+        outcome.servers, outcome.unlisted = [], list(others)
+        return outcome
+    host = state.observe(tools.run, tools.where, installed, {**wanted, **others})
     outcome = Outcome(looked_in=list(installed))
     for plan in plans:
         _need_runtime(plan, host, check_mode, outcome)
     launcher = files.launcher_text()
     host_actions = planner.host_actions(host, tools.where, launcher) if plans else []
+    outcome.unlisted = [name for name in others if exclusive or _comes_back(host.instances[name])]
+    leaving = [_leaving(host.instances[name], others[name], tools) for name in (others if exclusive else ())]
     jobs = []
     for plan in plans:
         seen = host.instances[str(plan["instance"])]
-        outcome.warnings += planner.warnings(seen)
+        outcome.warnings += planner.warnings(seen, tools.where)
         outcome.warnings += publish_warnings(plan)
         actions = planner.started(plan, seen, host, tools.where, on_change)
         jobs.append(Job(seen.instance, files.document(plan), actions, seen, going_back=going_back))
+    freed = _freed_ports([*leaving, *jobs])
     for plan, job in zip(plans, jobs):
         _prerequisites(plan, job, host, tools, check_mode, outcome)
-    _check_cards([pair for pair in zip(plans, jobs) if pair[1].starts], tools)
-    _record(outcome, host_actions, jobs)
+        if job.starts and plan["port"] not in freed:  # else it is looked at again once that server has stopped
+            _check_port(plan, host, tools)
+    _check_cards([pair for pair in zip(plans, jobs) if pair[1].starts], leaving, tools)
+    _record(outcome, host_actions, [*leaving, *jobs])
     if check_mode:
         outcome.servers = [_server(job, "would be started" if job.starts else "started") for job in jobs]
         return outcome
     applier.apply_host(host_actions, tools, launcher)
+    for job in leaving:
+        applier.stop_job(job, tools)
     failures = applier.apply_all(jobs, tools)
     _results(outcome, jobs, failures, tools)
     return outcome
+
+
+def _others(where: files.Places, wanted: Mapping[str, str]) -> dict[str, str]:
+    """The instances of ours that no plan names, with their containers' names."""
+    found = {}
+    for instance in files.instance_names(where):
+        if instance not in wanted:
+            document = files.read_document(where.document(instance))[1]
+            found[instance] = str(document["container_name"]) if document else instance
+    return found
+
+
+def _comes_back(seen: Seen) -> bool:
+    """It runs, or will after the next boot; one that was stopped for good is nobody's concern."""
+    return seen.enabled or seen.unit.busy
+
+
+def _leaving(seen: Seen, name: str, tools: Tools) -> Job:
+    actions = planner.absent(
+        seen.instance, name, seen, tools.where, os.path.exists(tools.where.previous(seen.instance))
+    )
+    return Job(seen.instance, seen.document or {"container_name": name}, actions, seen)
+
+
+def _ending(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs whose server of ours runs now and is stopped in this run."""
+    return [
+        job
+        for job in jobs
+        if any(action.kind in ("stop", "stop_container") for action in job.actions)
+        and any(c.running and c.ours for c in job.seen.containers.values())
+    ]
+
+
+def _freed_ports(jobs: Sequence[Job]) -> set[Any]:
+    return {(job.seen.document or job.document).get("port") for job in _ending(jobs)}
+
+
+def _check_port(plan: Mapping[str, Any], host: HostSeen, tools: Tools) -> None:
+    port = int(plan["port"])
+
+    def published_by(_port: int) -> Optional[str]:
+        for runtime in host.runtimes:
+            for name in Runtime(runtime, tools.run).publishing(port):
+                known = any(name in (c.name for c in seen.containers.values()) for seen in host.instances.values())
+                whose = "a server of this collection" if known else "a container"
+                return f"{name}, {whose} in {runtime}"
+        return None
+
+    taken = check.port_taken(str(plan["host"]), port, published_by=published_by)
+    if taken:
+        raise Refusal(taken)
 
 
 def go_back(instances: Sequence[str], tools: Tools, installed: Sequence[str], check_mode: bool = False) -> Outcome:
@@ -150,16 +216,9 @@ def _prerequisites(
         if not check_mode:
             raise Refusal(complaint)
         outcome.notes.append(f"not yet: {complaint}")
-    before = job.seen.document
-    ours_runs = any(c.running and c.ours for c in job.seen.containers.values())
-    # A port that our own server holds is free once that has stopped; then it is looked at again.
-    if not (ours_runs and (before is None or before.get("port") == plan["port"])):
-        taken = check.port_taken(str(plan["host"]), int(plan["port"]))
-        if taken:
-            raise Refusal(taken)
 
 
-def _check_cards(starting: Sequence[tuple[Mapping[str, Any], Job]], tools: Tools) -> None:
+def _check_cards(starting: Sequence[tuple[Mapping[str, Any], Job]], leaving: Sequence[Job], tools: Tools) -> None:
     """Room for every model on its card, counting what is stopped first, and no measurement that a start would spoil."""
     if tools.cards is None or not any(plan.get("cards") for plan, _job in starting):
         return
@@ -173,7 +232,8 @@ def _check_cards(starting: Sequence[tuple[Mapping[str, Any], Job]], tools: Tools
                 )
     facts = tools.cards()
     parents = cards.parents()
-    stopping = {c.pid for _plan, job in starting for c in job.seen.containers.values() if c.running and c.ours}
+    ending = [*leaving, *(job for _plan, job in starting)]
+    stopping = {c.pid for job in ending for c in job.seen.containers.values() if c.running and c.ours}
     freed = frozenset(pid for main in stopping for pid in cards.descendants(main, parents))
     promised: dict[str, int] = {}
     for plan, _job in starting:
@@ -230,7 +290,8 @@ def _stopped_server(job: Job, gone: bool) -> dict[str, Any]:
 
 
 def _record(outcome: Outcome, host_actions: Sequence[Action], jobs: Sequence[Job], last: Sequence[Action] = ()) -> None:
-    every = [*host_actions, *(action for job in jobs for action in job.actions), *last]
+    planned = [action for job in jobs for action in job.actions]
+    every = [*host_actions, *(a for a in planned if a.ends), *(a for a in planned if not a.ends), *last]
     outcome.actions = [action.line() for action in every]
     outcome.changed = bool(every)
 

@@ -24,7 +24,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._server_files imp
 
 _PROPERTIES = (
     "Id", "ActiveState", "SubState", "Result", "MainPID", "NRestarts", "NeedDaemonReload", "DropInPaths",
-    "InvocationID", "ExecMainStatus",
+    "InvocationID", "ExecMainStatus", "LoadState", "FragmentPath",
 )  # fmt: skip
 # Since systemd 256 or so, enabling a unit without a reload makes every unit say NeedDaemonReload, this one too. Then it
 # says nothing about ours, and enabling must not lead to a reload.
@@ -42,6 +42,8 @@ class Unit:
     needs_reload: bool = False
     drop_ins: tuple[str, ...] = ()
     invocation: str = ""
+    masked: bool = False
+    fragment: str = ""  # the file that systemd read the unit from
 
     @property
     def up(self) -> bool:
@@ -105,6 +107,8 @@ def read_units(run: Run, where: Places, instances: Sequence[str]) -> dict[str, U
             needs_reload=values.get("NeedDaemonReload") == "yes",
             drop_ins=tuple(values.get("DropInPaths", "").split()),
             invocation=values.get("InvocationID", ""),
+            masked=values.get("LoadState") == "masked",
+            fragment=values.get("FragmentPath", ""),
         )
     if units.get(_ANY_UNIT, Unit()).needs_reload:
         units = {name: replace(unit, needs_reload=False) for name, unit in units.items()}

@@ -55,6 +55,13 @@ options:
     type: str
     choices: [converge, refuse]
     default: converge
+  exclusive:
+    description:
+      - With O(state=started), stops and removes the servers of this collection on the host that no plan names. The plans
+        have to be all of the host's.
+      - Models, images and containers of others stay.
+    type: bool
+    default: false
   health_timeout:
     description: Seconds that a server gets to load its model and become ready.
     type: int
@@ -97,6 +104,11 @@ EXAMPLES = r"""
 - name: Keep the server running
   tensorless.fleet.tensorless_server:
     plans: "{{ recipe.plans }}"
+
+- name: Keep these servers running and no other of this collection
+  tensorless.fleet.tensorless_server:
+    plans: "{{ recipe.plans }}"
+    exclusive: true
 
 - name: Stop the server of one model
   tensorless.fleet.tensorless_server:
@@ -199,6 +211,11 @@ notes:
   returned: always
   type: list
   elements: str
+unlisted:
+  description: Servers of this collection that no plan names and that run or start at boot; with O(exclusive), those removed.
+  returned: on success
+  type: list
+  elements: str
 looked_in:
   description: Runtimes that were asked for containers.
   returned: always
@@ -223,6 +240,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["started", "stopped", "absent", "previous"], "default": "started"},
             "runtime": {"type": "str", "choices": ["auto", "podman", "docker"], "default": "auto"},
             "on_change": {"type": "str", "choices": ["converge", "refuse"], "default": "converge"},
+            "exclusive": {"type": "bool", "default": False},
             "health_timeout": {"type": "int", "default": 1200},
             "drain_timeout": {"type": "int", "default": 60},
             "scope": {"type": "str", "choices": ["system", "user"], "default": "system"},

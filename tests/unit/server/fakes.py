@@ -48,13 +48,14 @@ class Box:
     started: float = 0.0
     id: str = "0" * 64
     exit_code: int = 0
+    paused: bool = False
 
     def record(self) -> dict[str, Any]:
         return {
             "Id": self.id,
             "Name": self.name,
             "State": {
-                "Status": "running" if self.running else "exited",
+                "Status": "paused" if self.paused else "running" if self.running else "exited",
                 "Running": self.running,
                 "Pid": 4242 if self.running else 0,
                 "ExitCode": self.exit_code,
@@ -210,9 +211,15 @@ class FakeHost:
             return 0, "", ""
         if words[1] == "run":
             return self.launch(words)
+        if words[1] == "ps":
+            ports = {box.name: box.argv[box.argv.index("-p") + 1] for box in boxes.values() if "-p" in box.argv}
+            return 0, "".join(f"{n}\t{p.rpartition(':')[0]}->8080/tcp\n" for n, p in ports.items()), ""
         name = words[-1]
         if name not in boxes:
             return 1, "", MISSING[runtime].format(name)
+        if words[1] == "unpause":
+            boxes[name].paused = False
+            return 0, name, ""
         if words[1] == "stop":
             if "--rm" in boxes[name].argv:
                 del boxes[name]
