@@ -102,8 +102,8 @@ def masked(args: Sequence[str]) -> list[str]:
 
 
 def quoted(args: Sequence[str]) -> str:
-    """Arguments as one shell line, quoted only where needed; *** stays as it is."""
-    return " ".join("***" if arg == "***" else shlex.quote(arg) for arg in args)
+    """Arguments as one shell line, quoted only where needed; *** and --flag=*** stay as they are."""
+    return " ".join(arg if re.fullmatch(r"([\w-]+=)?\*\*\*", arg) else shlex.quote(arg) for arg in args)
 
 
 def flag_value(args: Sequence[str], flags: Sequence[str]) -> Optional[str]:

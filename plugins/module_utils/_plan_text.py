@@ -138,7 +138,7 @@ def _receipt_section(receipt: Mapping[str, Any]) -> list[str]:
     rows = [(key, receipt[key]) for key in ("summary", "source") if receipt.get(key)]
     for key, what in (("decode_tps", "decode"), ("prefill_tps", "prefill")):
         table = receipt.get(key, {})
-        rows += [(what, f"{table[name]:g} tok/s ({name})") for name in measure_order(table)]
+        rows += [(what, f"{table[name]:.15g} tok/s ({name})") for name in measure_order(table)]
     rows += [("note", note) for note in receipt.get("notes", [])]
     return _section("Receipt", rows) if rows else []
 

@@ -84,8 +84,8 @@ options:
   extra_args:
     description:
       - Arguments for llama-server after those of the recipe. They make the run untuned.
-      - Refused are the flags that the plan sets itself (model, address, context, alias, threads) and C(--api-key),
-        which would show the key; use O(api_key_file).
+      - Refused are the flags that the plan sets itself (model, address, context, alias, threads), and C(--api-key) and
+        C(--hf-token), which would show a secret; use O(api_key_file) for the key.
       - Also refused are options that move layers of a PN file off the card, unless the image's label says that its CPU
         path for such files is exact.
     type: list
@@ -155,11 +155,13 @@ attributes:
     description: Runs on Linux.
 seealso:
   - module: tensorless.fleet.nvidia_gpu_facts
+  - module: tensorless.fleet.tensorless_image
   - module: tensorless.fleet.tensorless_server
   - module: tensorless.fleet.hf_verified_blob
 """
 
 EXAMPLES = r"""
+# From the plan to a running server: four tasks, of which the last needs root (become: true on the play).
 - name: Plan a model for the first card that fits
   tensorless.fleet.tensorless_recipe:
     model: iamMrDuncan/Qwen3.8-27B-PN3-GGUF
@@ -183,6 +185,7 @@ EXAMPLES = r"""
     sha256: "{{ planned.plan.download.sha256 }}"
     size_bytes: "{{ planned.plan.download.size_bytes }}"
     cache: "{{ planned.plan.download.cache }}"
+    endpoint: "{{ planned.plan.download.endpoint }}"
 
 - name: Start the server that was planned
   tensorless.fleet.tensorless_server:
@@ -314,7 +317,7 @@ plan:
       type: str
       returned: success
     pull_command:
-      description: The command that pulls it.
+      description: The command that pulls the engine image.
       type: list
       elements: str
       returned: success

@@ -44,5 +44,12 @@ def _by_the_command(given: dict[str, Any], env: Env, model: str | None, got: dic
     return {
         **out,
         "output": shown,
-        "shown": model is None or (model in shown and got["plan"]["download"]["url"] in shown),
+        "shown": model is None or (model in shown and _plan_of(given["command"], got["plan"]) in shown),
     }
+
+
+def _plan_of(command: str, plan: dict[str, Any]) -> str:
+    """What a plan of this command cannot leave out: the download, the image that serves it, or the server's name."""
+    if command in ("serve", "stop"):
+        return str(plan["image"] if command == "serve" else plan["container_name"])
+    return str(plan["download"]["url"])

@@ -128,6 +128,7 @@ def test_masking() -> None:
     ]
     assert rules.masked(["--api-key"]) == ["--api-key"]
     assert rules.quoted(["a b", "***", "c", "it's"]) == "'a b' *** c 'it'\"'\"'s'"
+    assert rules.quoted(["--api-key=***", "a*", "a b=***", "x***"]) == "--api-key=*** 'a*' 'a b=***' 'x***'"
 
 
 def test_flag_value() -> None:

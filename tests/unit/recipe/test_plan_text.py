@@ -109,14 +109,14 @@ def test_the_command_in_info_is_the_plan_and_can_be_pasted() -> None:
 
 
 def test_switches_and_receipt_order() -> None:
-    rates = {"zeta": 1.0, "ctx_65k": 4.0, "alpha": 2.0, "ctx_32k": 3.0, "ctx_4k": 121.4, "short": 9}
+    rates = {"zeta": 12345.678, "ctx_65k": 4.0, "alpha": 2.0, "ctx_32k": 3.0, "ctx_4k": 121.4, "short": 9}
     receipt = {"summary": "S", "source": "W", "decode_tps": {}, "prefill_tps": rates, "notes": ["one", "two"]}
     shown = text.info_text(plan({"receipt": receipt}))
     assert "  switches\n    GGML_A=1\n    GGML_B=2\n  command\n" in shown
     assert shown.endswith(
         "Receipt\n  summary  S\n  source   W\n  prefill  9 tok/s (short)\n  prefill  121.4 tok/s (ctx_4k)\n"
         "  prefill  3 tok/s (ctx_32k)\n  prefill  4 tok/s (ctx_65k)\n  prefill  2 tok/s (alpha)\n"
-        "  prefill  1 tok/s (zeta)\n  note     one\n  note     two\n"
+        "  prefill  12345.678 tok/s (zeta)\n  note     one\n  note     two\n"
     )
 
 
