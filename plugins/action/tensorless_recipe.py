@@ -10,6 +10,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.tensorless.fleet.plugins.module_utils._cards import Gpus
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_module import in_a_play
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan_rules import refuse_secrets
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_text import model_rows
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Catalog, load_directory, resolve
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
@@ -29,6 +30,9 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         args = dict(self._task.args)
         try:
+            extra = args.get("extra_args") or []
+            # Before it leaves this machine: a host's journal keeps every option that a module is called with.
+            refuse_secrets(extra.split(",") if isinstance(extra, str) else [str(word) for word in extra])
             if args.get("recipes") is None:
                 catalog = self._catalog(args.get("recipes_dir"))
                 if args.get("model") is None:

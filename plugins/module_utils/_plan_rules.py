@@ -70,7 +70,14 @@ def _check_extra_args(choice: Choice) -> None:
                 "the model, alias and threads come from the recipe",
                 rc=2,
             )
-        if choice.service and _plain(argument) in SECRET_FLAGS:
+    if choice.service:
+        refuse_secrets(choice.extra_args)
+
+
+def refuse_secrets(arguments: Sequence[str]) -> None:
+    """For a service: its arguments lie on the host for everyone to read."""
+    for argument in arguments:
+        if _plain(argument) in SECRET_FLAGS:
             raise Refusal(
                 f"{_plain(argument)} would show its secret in process lists and container records: write the key to a "
                 "file of mode 0600 on the host and name that file in api_key_file",
