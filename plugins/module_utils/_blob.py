@@ -21,6 +21,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import R
 _REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class BlobError(Refusal):
@@ -184,6 +185,17 @@ def sync_dir(path: str) -> None:
         os.close(descriptor)
 
 
+def check_link(paths: BlobPaths) -> None:
+    """The link is relative, so it leads nowhere when `snapshots` or a folder in it is itself a link elsewhere."""
+    if not os.path.exists(paths.snapshot):
+        folder = os.path.realpath(os.path.dirname(paths.snapshot))
+        raise BlobError(
+            f"the link {paths.snapshot} does not lead to {paths.blob}: its folder is really {folder}. Make the whole "
+            f"folder {paths.folder} the link, or none in it.",
+            "bad_link",
+        )
+
+
 def link_state(paths: BlobPaths) -> str:
     """The snapshot link: `right`, `missing`, `wrong` (a link elsewhere) or `file` (not a link)."""
     try:
@@ -202,10 +214,14 @@ def make_link(paths: BlobPaths, dir_mode: int, owner: tuple[int, int] = (-1, -1)
     """The snapshot link, made under a temporary name and renamed. What is not a link is never replaced."""
     folder = os.path.dirname(paths.snapshot)
     make_dirs(folder, dir_mode, owner)
-    temporary = os.path.join(folder, f".{os.path.basename(paths.snapshot)}.{os.getpid()}.tmp")
+    temporary = os.path.join(folder, f".{os.path.basename(paths.snapshot)[:200]}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)  # of a killed run whose number came round again
     try:
         os.symlink(paths.link_text, temporary)
     except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
         raise BlobError(
             f"could not make the snapshot link {paths.snapshot}: {error.strerror} (errno {error.errno}). The cache "
             "needs a file system with symbolic links; choose another cache.",

@@ -13,32 +13,28 @@ import errno
 import hashlib
 import os
 import random
-import statistics
 import threading
 import time
 from collections.abc import Callable
 from typing import Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob import BlobError, giga
+from ansible_collections.tensorless.fleet.plugins.module_utils._blob_answer import BadAnswer, Judge, NoRanges
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_parts import (
     BLOCK,
-    BadAnswer,
     Limits,
-    NoRanges,
     Outcome,
+    Pace,
     Part,
     Status,
+    free_part,
+    half_of_slowest,
 )
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_state import Ranges, write_sidecar
-from ansible_collections.tensorless.fleet.plugins.module_utils._hub import (
-    TRY_AGAIN,
-    Busy,
-    Resolver,
-    Source,
-    refusal,
-    what_is,
-)
+from ansible_collections.tensorless.fleet.plugins.module_utils._hub import Busy, Resolver, Source
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub_http import Answer, Session, TransportError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Download:
@@ -62,6 +58,7 @@ class Download:
         self._size = source.size
         self._resolver = resolver
         self._wanted = resolver.wanted
+        self._judge = Judge(resolver, source.size)
         self._new_session = session
         self._limits = limits
         self._fence = fence
@@ -84,17 +81,16 @@ class Download:
         self._parts = 0
         self._restarts = 0
         self._host = source.host
-        self._alive = time.monotonic()  # when the last byte came, or will come at the server's own word
+        self._pace = Pace(limits)
+        self._sync_failed = False
         self._unsynced = 0
         self._worth = min(32 << 20, max(256 << 10, self._size // 128))  # bytes that are worth a sync
-        self._marks: list[tuple[float, int]] = []
 
     # ----- the calling thread -----
 
     def run(self) -> Outcome:
         """Fetches what is missing. On any error what has come is synced and named before it is raised."""
-        os.fdatasync(self._fd)
-        write_sidecar(self._sidecar, self._wanted.sha256, self._size, self._done)
+        self._save()
         threads = [threading.Thread(target=self._hash, name="hash", daemon=True)]
         if self._done.total() < self._size:
             threads += [
@@ -112,7 +108,7 @@ class Download:
             for thread in threads:
                 thread.join(timeout=self._limits.part_silence)
             self._closed = True
-            if self._fatal is not None:
+            if self._fatal is not None and not self._sync_failed:
                 # Disk full or lock lost: the older sidecar stays, which claims less.
                 with contextlib.suppress(OSError, BlobError):
                     self._save()
@@ -120,29 +116,29 @@ class Download:
         return Outcome(self._digest.hexdigest(), self._fetched, self._parts, self._restarts, self._host)
 
     def _supervise(self) -> None:
-        synced = time.monotonic()
-        pause = 0.1
+        synced, pause = time.monotonic(), 0.1
         while True:
             with self._lock:
-                if self._fatal is None and self._hashed < self._size and self._unsynced < self._worth:
-                    self._ended.wait(self._limits.tick)
+                if self._fatal is None and self._hashed < self._size:
+                    due = synced + pause - time.monotonic() if self._unsynced >= self._worth else self._limits.tick
+                    self._ended.wait(max(0.0, min(self._limits.tick, due)))
                 if self._fatal is not None:
                     raise self._fatal
                 finished = self._hashed >= self._size
-                unsynced = self._unsynced
-                status = Status(
-                    self._done.total(), self._size, self._hashed, self._fetched, len(self._active)
-                )  # fmt: skip
+                have, unsynced = self._done.total(), self._unsynced
+                status = Status(have, self._size, self._hashed, self._fetched, len(self._active))
             self._watch(status)
             if finished:
                 return
-            now = time.monotonic()
-            with self._lock:
-                self._check_pace(now)
-            if unsynced >= self._worth and now - synced < pause:
-                time.sleep(pause - (now - synced))
-            if unsynced >= self._worth or (unsynced and now - synced >= self._limits.sync_every):
-                began = time.monotonic()
+            if have < self._size:
+                with self._lock:
+                    stalled = self._pace.check(self._active.values(), self._fetched)
+                if stalled:
+                    raise self._stopped(stalled, "stalled")
+            began = time.monotonic()
+            # When all has come, and its tail is being hashed, there is no better moment to sync.
+            over = self._limits.sync_every if unsynced < self._worth else pause
+            if unsynced and (began - synced >= over or have == self._size):
                 self._save()
                 synced = time.monotonic()
                 # A slow disk is not kept busy with syncing: a fifth of its time at most.
@@ -154,44 +150,23 @@ class Download:
             with self._lock:
                 claimed = Ranges(self._done.spans())
                 self._unsynced = 0
-            os.fdatasync(self._fd)
+            try:
+                os.fdatasync(self._fd)
+            except OSError as error:
+                # The kernel reports a lost write once; a second sync would succeed and vouch for what is not there.
+                self._sync_failed = True
+                raise self._disk(error) from error
             self._fence()
-            write_sidecar(self._sidecar, self._wanted.sha256, self._size, claimed)
+            try:
+                write_sidecar(self._sidecar, self._wanted.sha256, self._size, claimed)
+            except OSError as error:
+                raise self._disk(error) from error
 
-    def _check_pace(self, now: float) -> None:
-        """Silence and drips, of single parts and of the whole. Called with the lock held."""
-        have = self._done.total()
-        if have >= self._size:
-            return
-        limits = self._limits
-        rates = [r for r in (p.rate(now, 10.0) for p in self._active.values()) if r is not None]
-        usual = statistics.median(rates) if len(rates) >= 3 else 0.0
-        for part in self._active.values():
-            part.marks = [m for m in part.marks if m[0] > now - 2 * limits.window][-1000:]
-            drip = part.rate(now, limits.window)
-            recent = part.rate(now, 10.0)
-            left = part.end - part.position
-            late = recent is not None and recent < usual / 8 and left > 15 * recent and part.reopened < 3
-            if (drip is not None and drip < limits.floor) or late:
-                part.slow = True
-                part.marks = [(now, part.position)]
-                if part.answer is not None:
-                    part.answer.abort()
-        if now - self._alive > limits.silence:
-            raise self._stopped(f"nothing received for {limits.silence:.0f} seconds", "stalled")
-        if not self._marks or now - self._marks[-1][0] >= 1.0:
-            self._marks.append((now, self._fetched))
-        while len(self._marks) > 1 and self._marks[1][0] <= now - limits.window:
-            self._marks.pop(0)
-        began, fetched = self._marks[0]
-        if now - began >= limits.window and self._alive <= now:
-            rate = (self._fetched - fetched) / (now - began)
-            if rate < limits.floor:
-                raise self._stopped(
-                    f"only {rate / 1000:.1f} kB/s over {limits.window:.0f} seconds (less than "
-                    f"{limits.floor / 1000:.0f} kB/s counts as stalled)",
-                    "stalled",
-                )
+    def _disk(self, error: OSError) -> BlobError:
+        """The disk refuses to take what has come."""
+        if error.errno in FULL:
+            return self._stopped("no space left on the disk", "no_space")
+        return BlobError(f"could not write the partial file: {error.strerror}", "write_failed")
 
     def _stopped(self, why: str, reason: str) -> BlobError:
         have = self._done.total()
@@ -271,42 +246,21 @@ class Download:
                 if self._fatal is not None or self._done.total() >= self._size:
                     self._free.notify_all()
                     return None
-                part = None
-                if not (self._active if self._single else number >= self._width):
-                    part = self._free_span() or self._half_of_slowest()
+                part = self._next(number)
                 if part is not None:
                     self._active[number] = part
                     self._parts += 1
                     return part
                 self._free.wait(0.5)
 
-    def _free_span(self) -> Optional[Part]:
-        taken = Ranges(self._done.spans())
-        for part in self._active.values():
-            taken.add(part.position, part.end)
-        gaps = taken.gaps(self._size)
-        if not gaps:
+    def _next(self, number: int) -> Optional[Part]:
+        active = self._active.values()
+        if self._single:
+            return None if active else free_part(self._done, active, self._size, None)
+        if number >= self._width:
             return None
-        start, end = gaps[0]
-        if not self._single:
-            left = sum(b - a for a, b in gaps)
-            fair = left // (4 * self._width)
-            piece = min(self._limits.piece_max, max(self._limits.piece_min, fair)) & ~0xFFFF
-            end = min(end, start + max(piece, 1 << 16))
-        return Part(start, end, time.monotonic())
-
-    def _half_of_slowest(self) -> Optional[Part]:
-        now = time.monotonic()
-        slowest = max(self._active.values(), key=lambda p: p.end - p.position, default=None)
-        if self._single or slowest is None or now - slowest.opened < 2.0:
-            return None
-        left = slowest.end - slowest.position
-        if left < 2 * (1 << 20):
-            return None
-        middle = slowest.position + left // 2
-        part = Part(middle, slowest.end, now)
-        slowest.end = middle
-        return part
+        piece = (self._limits.piece_min, self._limits.piece_max, self._width)
+        return free_part(self._done, active, self._size, piece) or half_of_slowest(active)
 
     def _attempt(self, number: int, session: Session, part: Part, view: memoryview) -> None:
         """One request for what the part still lacks, and what to do when it does not work out."""
@@ -327,8 +281,9 @@ class Download:
                 return
             if isinstance(error, BadAnswer):
                 part.bad += 1
-                if part.bad >= 2 and not self._single:
-                    self._go_single(False)
+                if part.bad >= 2 and not self._no_ranges:
+                    # First without parts; where even the rest of the file cannot be had, without ranges at all.
+                    self._go_single(self._single)
                     part.dropped = True
                     return
             part.failures += 1
@@ -339,15 +294,14 @@ class Download:
             part.answer = None
 
     def _pause(self, error: TransportError, failures: int) -> None:
-        wait = min(self._limits.backoff_max, self._limits.backoff * 2 ** (failures - 1))
-        wait *= random.uniform(0.5, 1.0)
+        wait = self._limits.pause(failures) * random.uniform(0.5, 1.0)
         if isinstance(error, Busy):
             if error.wait is not None:
                 if error.wait > self._limits.wait_max:
                     raise self._stopped(f"{error}; it asks to wait {error.wait:.0f} seconds", "busy")
-                wait = error.wait + random.uniform(0.0, 0.1 * error.wait)
+                wait = max(wait, error.wait + random.uniform(0.0, 0.1 * error.wait))
             with self._lock:
-                self._alive = max(self._alive, time.monotonic() + wait)
+                self._pace.alive(time.monotonic() + wait)
                 self._width = max(1, self._width - 1)
         ends = time.monotonic() + wait
         with self._lock:
@@ -381,90 +335,20 @@ class Download:
         answer = self._resolver.open(session, source, headers)
         part.answer = answer
         try:
-            self._judge(answer, part, source, whole)
-            self._receive(answer, part, view)
+            end = self._judge.end(answer, part, source, whole, self._single)
+            if end == 0:
+                self._restart(part)
+                end = self._size
+            self._receive(answer, part, view, end)
         finally:
             answer.finish()
-
-    def _judge(self, answer: Answer, part: Part, source: Source, whole: bool) -> None:
-        """Accepts exactly the bytes that were asked for, or raises what the answer means."""
-        status = answer.status
-        if status in (200, 206):
-            coding = (answer.header("Content-Encoding") or "identity").lower()
-            if coding != "identity" or len(answer.headers.get_all("Content-Encoding") or []) > 1:
-                raise BadAnswer(f"{answer.host} sent the file with Content-Encoding {coding}")
-        if status == 200:
-            if answer.length is not None and answer.length != self._size:
-                self._check_head(answer.excerpt(512).encode(), only_known=True)
-                raise BadAnswer(f"{answer.host} sends {answer.length} bytes instead of {self._size}")
-            if not whole:
-                if not self._single:
-                    raise NoRanges()
-                self._restart(part)
-        elif status == 206:
-            self._check_range(answer, part, whole)
-        elif status == 416:
-            total = (answer.header("Content-Range") or "").rpartition("/")[2]
-            if total.isascii() and total.isdigit() and int(total) != self._size:
-                raise BlobError(
-                    f"{answer.host} has {total} bytes for {self._wanted.file}, but {self._size} are wanted.",
-                    "size_differs",
-                    want=self._size,
-                    got=int(total),
-                )
-            raise BadAnswer(f"HTTP 416 from {answer.host} for a range inside the file")
-        elif status in TRY_AGAIN:
-            raise self._resolver.trouble(answer)
-        elif status in (401, 403, 410) and not self._resolver.is_home(answer.url):
-            self._renew(answer, part, source)
-        else:
-            home = self._resolver.is_home(answer.url)
-            raise refusal(answer, self._wanted, home, self._resolver.token, self._resolver.token_sent)
-
-    def _check_range(self, answer: Answer, part: Part, whole: bool) -> None:
-        got = answer.header("Content-Range")
-        if got is None and whole:
-            raise BadAnswer(f"{answer.host} answered a plain request with a range")
-        if got is None:
-            raise NoRanges(never=True)
-        if got.split() != ["bytes", f"{part.position}-{part.end - 1}/{self._size}"]:
-            total = got.rpartition("/")[2]
-            if total.isascii() and total.isdigit() and int(total) != self._size:
-                raise BlobError(
-                    f"{answer.host} has {total} bytes for {self._wanted.file}, but {self._size} are wanted.",
-                    "size_differs",
-                    want=self._size,
-                    got=int(total),
-                )
-            asked = f"{part.position}-{part.end - 1}/{self._size}"
-            raise BadAnswer(f"{answer.host} answered with Content-Range '{got}' instead of 'bytes {asked}'")
-        if answer.length is not None and answer.length != part.end - part.position:
-            raise BadAnswer(
-                f"{answer.host} announces {answer.length} bytes for a range of {part.end - part.position}"
-            )  # fmt: skip
-
-    def _renew(self, answer: Answer, part: Part, source: Source) -> None:
-        """The content server refuses: once more with a new address, but only once if the old had not ended."""
-        excerpt = answer.excerpt()
-        if "invalid range" in excerpt.lower() and not self._single:
-            raise NoRanges()
-        part.refused += 1
-        if part.refused > (1 if self._resolver.fresh(source) else 3):
-            where = f"HTTP {answer.status} from {answer.host} for {self._wanted.file}"
-            raise BlobError(
-                f'{where}, with a fresh address too. The server said: "{excerpt}". What has come is kept.',
-                "cdn_forbidden",
-                status=answer.status,
-                host=answer.host,
-            )
-        self._resolver.source(worse_than=source.generation)
-        part.slow = True  # ask again at once, and do not count it as a failure
-        raise TransportError(f"HTTP {answer.status} from {answer.host}: the address has ended")
 
     def _restart(self, part: Part) -> None:
         """Everything from the start: the sidecar forgets the bytes before the file does."""
         with self._syncing:
             with self._lock:
+                if part.dropped:
+                    return
                 self._generation += 1
                 self._done = Ranges()
                 self._hashed = 0
@@ -477,11 +361,11 @@ class Download:
             write_sidecar(self._sidecar, self._wanted.sha256, self._size, Ranges())
             os.ftruncate(self._fd, 0)
 
-    def _receive(self, answer: Answer, part: Part, view: memoryview) -> None:
+    def _receive(self, answer: Answer, part: Part, view: memoryview, end: int) -> None:
         filled = 0
         flushed = time.monotonic()
         while not part.dropped and self._fatal is None:
-            left = part.end - part.position - filled
+            left = min(end, part.end) - part.position - filled
             if left <= 0:
                 break
             try:
@@ -494,7 +378,7 @@ class Download:
             now = time.monotonic()
             if got == 0:
                 self._flush(part, view, filled)
-                if part.position < part.end:
+                if part.position < min(end, part.end):
                     raise TransportError(
                         f"the connection ended early: got {part.position - part.start} of {part.end - part.start} bytes"
                     )
@@ -515,43 +399,24 @@ class Download:
         if filled <= 0 or part.dropped or self._closed:
             return
         if position == 0:
-            self._check_head(bytes(view[: min(filled, 512)]))
+            self._judge.head(bytes(view[: min(filled, 512)]), self._host)
         try:
             written = 0
             while written < filled:
                 written += os.pwrite(self._fd, view[written:filled], position + written)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self._stopped("no space left on the disk", "no_space") from error
-            raise BlobError(f"could not write the partial file: {error.strerror}", "write_failed") from error
+            raise self._disk(error) from error
         with self._lock:
+            if part.dropped:
+                return
             now = time.monotonic()
             part.position += filled
             part.marks.append((now, part.position))
             part.failures = part.bad = part.refused = 0
             self._done.add(position, position + filled)
             self._fetched += filled
-            self._unsynced += filled
-            self._alive = max(self._alive, now)
+            before, self._unsynced = self._unsynced, self._unsynced + filled
+            self._pace.alive(now)
             self._grown.notify_all()
-            if self._unsynced >= self._worth:
+            if before < self._worth <= self._unsynced or self._done.total() >= self._size:
                 self._ended.notify_all()
-
-    def _check_head(self, head: bytes, only_known: bool = False) -> None:
-        """A pointer, a page or an error message shows in the first bytes; small files are left to their hash."""
-        looks = what_is(head)
-        if (
-            not looks
-            and not only_known
-            and self._wanted.file.endswith(".gguf")
-            and self._size >= BLOCK
-            and head[:4] != b"GGUF"
-        ):
-            looks = f"no GGUF file (it begins with {head[:4]!r})"
-        if looks:
-            raise BlobError(
-                f"what {self._host} sends for {self._wanted.file} looks like {looks}. Stopped after its first bytes.",
-                "not_the_file",
-                host=self._host,
-                discard=True,
-            )

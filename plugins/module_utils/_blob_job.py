@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
@@ -19,6 +20,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._blob import (
     BlobPaths,
     blob_paths,
     cached_state,
+    check_link,
     check_names,
     giga,
     link_state,
@@ -127,6 +129,8 @@ class Job:
                     "points to, or remove the link.",
                     "dangling_blob",
                 ) from None
+        except NotADirectoryError as error:
+            raise BlobError(f"{paths.folder} cannot be a folder: part of it is a file.", "not_a_file") from error
         else:
             if not stat.S_ISREG(info.st_mode):
                 raise BlobError(f"{paths.blob} is not a regular file; move it away.", "not_a_file")
@@ -225,6 +229,7 @@ class Job:
                 continue
             if step.changes:
                 done.append(step)
+        check_link(self.paths)
         self.verified = True
         return done
 
@@ -357,7 +362,7 @@ class Job:
             try:
                 outcome = download.run()
             except BlobError as error:
-                if error.details.pop("discard", False):
+                if error.details.pop("discard", False) and self.resumed_from == 0:
                     discard(paths.partial, paths.sidecar)
                 raise
             self.outcome = (
@@ -380,9 +385,9 @@ class Job:
                 return resolver.source()
             except TransportError as error:
                 failures += 1
-                wait = min(limits.backoff_max, limits.backoff * 2 ** (failures - 1))
+                wait = limits.pause(failures)
                 if isinstance(error, Busy) and error.wait is not None:
-                    wait = error.wait
+                    wait = max(wait, error.wait)
                 if failures > limits.retries or wait > limits.wait_max:
                     raise
                 self._tell("wait", 0, self.wanted.size or 0, 0, f"{error}; again in {wait:.0f} s")
@@ -416,9 +421,16 @@ class Job:
 
     def _promote(self, descriptor: int) -> None:
         """The final name appears in one step, for a file that is complete, hashed and synced."""
-        os.fchmod(descriptor, self.options.mode)
-        if self.options.owner != (-1, -1):
-            os.fchown(descriptor, *self.options.owner)
+        try:
+            os.fchmod(descriptor, self.options.mode)
+            if self.options.owner != (-1, -1):
+                os.fchown(descriptor, *self.options.owner)
+        except OSError as error:
+            raise BlobError(
+                f"the file is complete and right, but its mode or owner could not be set: {error.strerror}. "
+                f"{self.paths.partial} is kept; give a mode and owner that this file system allows.",
+                "write_failed",
+            ) from error
         os.fsync(descriptor)
         os.replace(self.paths.partial, self.paths.blob)
         discard(self.paths.partial, self.paths.sidecar)
@@ -427,7 +439,7 @@ class Job:
     def _check_space(self, size: int) -> None:
         """Refuses before the first byte when what is still missing does not fit."""
         have = load_partial(self.paths.partial, self.paths.sidecar, self.wanted.sha256, size).done.total()
-        place = self.paths.folder
+        place = os.path.dirname(self.paths.blob)  # which may be a link to another disk
         while not os.path.isdir(place):
             place = os.path.dirname(place)
         free = self.tools.free_space(place)
@@ -494,4 +506,5 @@ class Job:
 def free_space(path: str) -> int:
     """Bytes that this process may still write on the file system of PATH."""
     info = os.statvfs(path)
-    return info.f_bavail * info.f_frsize
+    # Some network and user-space file systems say 0 of 0: they do not know.
+    return info.f_bavail * info.f_frsize if info.f_blocks else sys.maxsize

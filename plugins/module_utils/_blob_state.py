@@ -271,6 +271,10 @@ class Lock:
         try:
             os.fchmod(descriptor, 0o644)
             os.write(descriptor, json.dumps(value).encode())
+        except OSError:  # no space: an empty lock would hold up everybody
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+            raise
         finally:
             os.close(descriptor)
         return True

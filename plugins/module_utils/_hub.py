@@ -7,6 +7,7 @@ Private to the collection; may change at any time.
 from __future__ import annotations
 
 import calendar
+import datetime
 import email.utils
 import re
 import threading
@@ -26,11 +27,17 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._hub_http import 
 )
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_paths import resolve_url
 
-TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_FINAL = (501, 505, 511)
 RENEW_AHEAD = 60.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_ID = re.compile(r"[0-9a-f]{40}")
+_SECONDS = re.compile(r"\d{1,9}(\.\d*)?", re.ASCII)
 _PLAIN_LIMIT = 50 * 10**9
+
+
+def may_pass(status: int) -> bool:
+    """True for an answer that another try may cure. Among 5xx are those that CDNs made up (520 to 530)."""
+    return status in (408, 425, 429) or (500 <= status < 600 and status not in _FINAL)
 
 
 class Busy(TransportError):
@@ -103,12 +110,15 @@ def expiry(url: str) -> Optional[float]:
 def retry_after(headers: Mapping[str, str], now: float) -> Optional[float]:
     """Seconds that the server asks to wait: Retry-After (seconds or a date), else the window in RateLimit."""
     value = (headers.get("Retry-After") or "").strip()
-    if value.isascii() and value.isdigit():
+    if _SECONDS.fullmatch(value):
         return float(value)
     if value:
         try:
-            return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now)
-        except (TypeError, ValueError):
+            date = email.utils.parsedate_to_datetime(value)
+            # Without a zone it is GMT, as every date in HTTP.
+            date = date if date.tzinfo else date.replace(tzinfo=datetime.timezone.utc)
+            return max(0.0, date.timestamp() - now)
+        except (TypeError, ValueError, OverflowError):
             return None
     window = re.search(r"\bt=(\d+)", headers.get("RateLimit") or "")
     return float(window.group(1)) if window else None
@@ -117,7 +127,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> Optional[float]:
 def refusal(answer: Answer, wanted: Wanted, from_hub: bool, token: Optional[str], token_sent: bool) -> BlobError:
     """The error for a final status, told apart by the Hub's own headers where it sends them."""
     code = answer.header("X-Error-Code") or ""
-    text = answer.header("X-Error-Message") or ""
+    text = " ".join((answer.header("X-Error-Message") or "").split())[:300]
     status = answer.status
     excerpt = answer.excerpt()
     if token:
@@ -128,6 +138,18 @@ def refusal(answer: Answer, wanted: Wanted, from_hub: bool, token: Optional[str]
     said = text or excerpt
     message = f"{place}: {advice}" + (f' The server said: "{said}".' if said else "")
     return BlobError(message, reason, status=status, host=answer.host)
+
+
+def html_page(answer: Answer, wanted: Wanted) -> BlobError:
+    """The error for a page where the file should be."""
+    host = answer.host
+    answer.finish()
+    return BlobError(
+        f"{host} answered with an HTML page instead of {wanted.file}: an intermediary answered (a proxy, a login or a "
+        "block page), or the endpoint is wrong. Open the endpoint from this host to see the page.",
+        "html",
+        host=host,
+    )
 
 
 def _cause(status: int, code: str, text: str, token: Optional[str], token_sent: bool) -> tuple[str, str]:
@@ -253,13 +275,14 @@ class Resolver:
                 )
             if self.wanted.size is not None and size != self.wanted.size:
                 raise self._wrong_size(session, answer, size)
-            if 300 <= answer.status < 400:
-                url = urllib.parse.urljoin(answer.url, answer.header("Location") or "")
-            else:
-                url = answer.url
+            if answer.status >= 300 and answer.location is None:
+                raise BlobError(f"{answer.host} answered HTTP {answer.status} without saying where to.", "bad_address")
+            url = answer.location or answer.url
             self._warn_renamed(hops)
             answer.finish()
             ends, present = expiry(url), self._clock()
+            if ends is not None and ends <= present:
+                ends = None  # over before it began: the two clocks differ, so the time says nothing
             # A minute ahead; half its life ahead for an address that lives for less than two.
             renew = None if ends is None else ends - min(RENEW_AHEAD, max(0.0, ends - present) / 2)
             return Source(url, size, ends, renew, generation)
@@ -272,20 +295,12 @@ class Resolver:
         return follow(session, method, self.url, headers, token, self.home, stay_home=True)
 
     def _refuse(self, answer: Answer) -> None:
-        if answer.status in TRY_AGAIN:
+        if may_pass(answer.status):
             raise self.trouble(answer)
         if answer.status >= 400 or answer.status < 200:
             raise refusal(answer, self.wanted, True, self.token, self.token_sent)
-        kind = (answer.header("Content-Type") or "").split(";")[0].strip().lower()
-        if answer.status < 300 and kind == "text/html":
-            host = answer.host
-            answer.finish()
-            raise BlobError(
-                f"{host} answered with an HTML page instead of {self.wanted.file}: an intermediary answered (a proxy, "
-                "a login or a block page), or the endpoint is wrong. Open the endpoint from this host to see the page.",
-                "html",
-                host=host,
-            )
+        if answer.status < 300 and answer.is_html:
+            raise html_page(answer, self.wanted)
 
     def trouble(self, answer: Answer) -> TransportError:
         """The error of an answer that may pass with time."""
@@ -311,7 +326,7 @@ class Resolver:
         if linked is not None and said is None and not is_git_id(linked):
             self.notes.append("the Hub's X-Linked-Etag is not a sha256; the given sha256 decides")
         commit = answer.header("X-Repo-Commit")
-        if commit is not None and commit != self.wanted.revision:
+        if commit is not None and commit.lower() != self.wanted.revision:
             raise BlobError(
                 f"the Hub answered for commit {commit}, but {self.wanted.revision} is wanted. Nothing was downloaded.",
                 "commit_differs",
@@ -326,9 +341,11 @@ class Resolver:
             if linked.isascii() and linked.isdigit():
                 return int(linked)
         if answer.status == 206:
-            total = (answer.header("Content-Range") or "").rpartition("/")[2]
+            total = (answer.header("Content-Range") or "").rpartition("/")[2].strip()
             return int(total) if total.isascii() and total.isdigit() else None
-        return answer.length if answer.status == 200 else None
+        encoded = (answer.header("Content-Encoding") or "identity").lower() != "identity"
+        # Nothing is as long as 0 bytes: some proxies say so of every HEAD. An encoded body has a length of its own.
+        return answer.length or None if answer.status == 200 and not encoded else None
 
     def _wrong_size(self, session: Session, answer: Answer, size: int) -> BlobError:
         """Says what arrived instead of the file, from its first bytes."""
@@ -340,7 +357,7 @@ class Resolver:
                 headers = {"Range": "bytes=0-511"}
                 body, _hops = follow(session, "GET", answer.url, headers, token, self.home, stay_home=False)
                 buffer = memoryview(bytearray(512))
-                looks = what_is(bytes(buffer[: body.read_into(buffer)]))
+                looks = what_is(bytes(buffer[: body.read_into(buffer)])) if body.status in (200, 206) else ""
                 body.finish()
             except TransportError:
                 pass
@@ -355,8 +372,7 @@ class Resolver:
 
     def _warn_renamed(self, hops: list[Answer]) -> None:
         for hop in hops:
-            place = urllib.parse.urljoin(hop.url, hop.header("Location") or "")
-            path = urllib.parse.urlsplit(place).path
+            path = urllib.parse.urlsplit(hop.location or "").path
             if "/resolve/" in path and f"/{self.wanted.repo}/resolve/" not in path:
                 new = path.partition("/resolve/")[0].lstrip("/")
                 note = f"the Hub redirects {self.wanted.repo} to {new}: the repository was renamed"
@@ -366,10 +382,10 @@ class Resolver:
 
 def what_is(head: bytes) -> str:
     """A name for the first bytes of something that is no model file; empty when it may be one."""
-    text = head[:512].lstrip().lower()
+    text = head[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
         return "a Git LFS pointer file"
-    if text.startswith((b"<!doctype html", b"<html")):
+    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<script", b"<!--")):
         return "an HTML page: an intermediary answered"
     if text.startswith(b"<?xml"):
         return "an XML error message"

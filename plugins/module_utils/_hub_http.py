@@ -7,6 +7,7 @@ Private to the collection; may change at any time.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import ipaddress
@@ -22,6 +23,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._blob import Blob
 
 MAX_HOPS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
+_PRINTABLE = "".join(chr(code) for code in range(33, 127))
 _QUERY = re.compile(r"\?[^\s\"'<>]*")
 
 
@@ -59,6 +61,17 @@ def token_may_travel(url: str) -> bool:
         return False
 
 
+class _Response(http.client.HTTPResponse):
+    """An answer whose forerunners (102, 103: hints for browsers) were passed over; http.client does so for 100 only."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        while True:
+            version, status, reason = super()._read_status()  # type: ignore[misc]
+            if not 102 <= status < 200:
+                return version, status, reason
+            http.client.parse_headers(self.fp)
+
+
 class Answer:
     """Status and headers of an answer whose body is still on its way."""
 
@@ -68,13 +81,29 @@ class Answer:
         self.status = response.status
         self.headers = response.headers
         self.url = url
-        value = self.headers.get("Content-Length", "")
+        value = "" if response.chunked else self.headers.get("Content-Length", "").strip()
         self.length: Optional[int] = int(value) if value.isascii() and value.isdigit() else None
         self.left = self.length
 
     @property
     def host(self) -> str:
         return urllib.parse.urlsplit(self.url).hostname or "?"
+
+    @property
+    def is_html(self) -> bool:
+        return (self.header("Content-Type") or "").split(";")[0].strip().lower() == "text/html"
+
+    @property
+    def location(self) -> Optional[str]:
+        """Where a redirect leads, absolute; spaces and bytes beyond ASCII, which no request may hold, encoded."""
+        place = self.header("Location")
+        if self.status not in _REDIRECTS or place is None:
+            return None
+        try:
+            place = urllib.parse.quote(place.encode("latin-1", "replace"), safe=_PRINTABLE)
+            return urllib.parse.urljoin(self.url, place)
+        except ValueError:
+            raise BlobError(f"{self.host} redirects to an address that cannot be read.", "bad_address") from None
 
     def header(self, name: str) -> Optional[str]:
         """The header where it was sent exactly once."""
@@ -143,7 +172,7 @@ class Session:
         self._environ = environ
         self._connection: Optional[http.client.HTTPConnection] = None
         self._origin: Optional[tuple[str, str, int]] = None
-        self._proxied = False
+        self._proxied: Optional[dict[str, str]] = None
 
     def close(self) -> None:
         if self._connection is not None:
@@ -176,6 +205,9 @@ class Session:
                 "authority's certificate on this host, or set SSL_CERT_FILE for the task.",
                 "certificate",
             ) from error
+        except ValueError:  # a host name that no name service can hold
+            self.close()
+            raise BlobError(f"{without_query(url)} cannot be asked for: check its host name.", "bad_address") from None
         except (OSError, http.client.HTTPException) as error:
             self.close()
             if reused:
@@ -187,10 +219,14 @@ class Session:
         if self._connection is None:
             self._connection = self._open(place)
             self._origin = place
-        target = urllib.parse.urlunsplit(("", "", split.path or "/", split.query, ""))
-        if self._proxied and place[0] == "http":
-            target = urllib.parse.urlunsplit((split.scheme, split.netloc, split.path or "/", split.query, ""))
+        # An endpoint's own path may hold letters beyond ASCII, which no request may.
+        path = urllib.parse.quote(split.path or "/", safe=_PRINTABLE)
+        target = urllib.parse.urlunsplit(("", "", path, split.query, ""))
         sent = {"Accept-Encoding": "identity", "User-Agent": self._agent, **headers}
+        if self._proxied is not None and place[0] == "http":
+            netloc = split.netloc.rpartition("@")[2]
+            target = urllib.parse.urlunsplit((split.scheme, netloc, path, split.query, ""))
+            sent.update(self._proxied)
         self._connection.request(method, target, headers=sent)
         response = self._connection.getresponse()
         return Answer(response, url, self._connection)
@@ -198,31 +234,45 @@ class Session:
     def _open(self, place: tuple[str, str, int]) -> http.client.HTTPConnection:
         scheme, host, port = place
         proxy = self._proxy(scheme, host)
-        self._proxied = proxy is not None
-        near, near_port = proxy if proxy is not None else (host, port)
+        near, near_port, self._proxied = proxy if proxy is not None else (host, port, None)
         if scheme == "https":
             context = ssl.create_default_context()
             secure = http.client.HTTPSConnection(near, near_port, timeout=self._timeout, context=context)
-            if proxy is not None:
-                secure.set_tunnel(host, port)
+            secure.response_class = _Response
+            if self._proxied is not None:
+                secure.set_tunnel(host, port, self._proxied)
             return secure
-        return http.client.HTTPConnection(near, near_port, timeout=self._timeout)
+        plain = http.client.HTTPConnection(near, near_port, timeout=self._timeout)
+        plain.response_class = _Response
+        return plain
 
-    def _proxy(self, scheme: str, host: str) -> Optional[tuple[str, int]]:
-        """The proxy that the environment names for this host, as curl and pip would use it."""
-        value = self._environ.get(f"{scheme}_proxy") or (
-            self._environ.get("HTTPS_PROXY") if scheme == "https" else None
-        )
-        if not value:
+    def _proxy(self, scheme: str, host: str) -> Optional[tuple[str, int, dict[str, str]]]:
+        """Host, port and headers of the proxy that the environment names for this host, as for curl and pip."""
+        # HTTP_PROXY is left out on purpose, as by curl: a CGI client may set it.
+        names = ["http_proxy"] if scheme == "http" else ["https_proxy", "HTTPS_PROXY"]
+        names = [n for n in [*names, "all_proxy", "ALL_PROXY"] if self._environ.get(n)]
+        if not names:
             return None
+        value = self._environ[names[0]]
         skip = self._environ.get("no_proxy") or self._environ.get("NO_PROXY") or ""
         if urllib.request.proxy_bypass_environment(host, {"no": skip}):  # type: ignore[attr-defined]
             return None
         try:
             split = urllib.parse.urlsplit(value if "://" in value else f"http://{value}")
-            return (split.hostname, split.port or 80) if split.hostname else None
+            port = split.port or 80
         except ValueError:
-            raise BlobError(f"{scheme}_proxy names a host or a port that cannot be read.", "bad_address") from None
+            raise BlobError(f"{names[0]} names a host or a port that cannot be read.", "bad_address") from None
+        if split.scheme.lower() != "http" or not split.hostname:
+            raise BlobError(
+                f"{names[0]} is not the address of an http proxy (http://host:port). Other kinds cannot be used; set "
+                f"no_proxy for {host} to go there directly.",
+                "bad_address",
+            )
+        if split.username is None:
+            return split.hostname, port, {}
+        secret = f"{urllib.parse.unquote(split.username)}:{urllib.parse.unquote(split.password or '')}"
+        encoded = base64.b64encode(secret.encode()).decode("ascii")
+        return split.hostname, port, {"Proxy-Authorization": f"Basic {encoded}"}
 
 
 def follow(
@@ -246,10 +296,9 @@ def follow(
         if token is not None and origin(url) == home:
             sent["Authorization"] = f"Bearer {token}"
         answer = session.request(method, url, sent)
-        place = answer.header("Location")
-        if answer.status not in _REDIRECTS or place is None:
+        target = answer.location
+        if target is None:
             return answer, hops
-        target = urllib.parse.urljoin(url, place)
         if origin(url)[0] == "https" and origin(target)[0] != "https":
             raise BlobError(
                 f"{answer.host} redirects from https to {without_query(target)}, which is not https; refused.",

@@ -322,9 +322,7 @@ def test_hub_17_https_never_to_http() -> None:
                 status = 302
                 host = "hub.test"
 
-                @staticmethod
-                def header(_name: str) -> str:
-                    return "http://cdn.test/x?Signature=s"
+                location = "http://cdn.test/x?Signature=s"
 
                 @staticmethod
                 def finish() -> None: ...
