@@ -26,12 +26,21 @@ def check_port(place: str) -> None:
         raise Refusal(f"{place!r} is no address of the form host:port, for example 127.0.0.1:8080", rc=2)
 
 
+def check_server(server: Any) -> None:
+    """Refuses an entry that is no server."""
+    port = str(server.get("port") or 8080) if isinstance(server, dict) else ""
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise Refusal(f"{server!r} is no entry of tensorless_servers: it takes model and, where wanted, a port", rc=2)
+
+
 def run_module(module: Any) -> None:
     params = module.params
     module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
     try:
         for place in params["ports"]:
             check_port(place)
+        for server in params["servers"]:
+            check_server(server)
         if params["recipes"] is None:
             raise Refusal("tensorless_doctor got no recipes: it has to run as a task of the collection", rc=2)
         question = Question(
@@ -41,6 +50,7 @@ def run_module(module: Any) -> None:
             cache=paths.hub_cache(params["cache"], os.environ, os.path.expanduser("~"), os.getcwd()),
             runtime=params["runtime"],
             ports=params["ports"],
+            servers=params["servers"],
             endpoint=params["endpoint"],
             token=params["token"],
             controller_time=params["controller_time"],

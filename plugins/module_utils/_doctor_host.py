@@ -43,6 +43,7 @@ NO_COMMAND: Mapping[str, str] = {
     "kernel_log": "what the log names (cabling, power, a worn card) is at the machine",
     "card_processes": "whose process may be ended is the owner's decision",
     "port": "whose program may be ended is the owner's decision; or choose another port",
+    "clock": "a time service needs minutes and a network; setting the clock by hand is the owner's decision",
     "image_disk": "what may be deleted is the owner's decision",
     "hf_token": "a new token comes from the Hub's web page",
     "docker_reload": "the container has to be made anew, which interrupts its server",
@@ -376,7 +377,6 @@ def _clock(seen: HostSeen) -> Check:
             FAIL,
             f"{words}, wrong enough for TLS to refuse certificates",
             "set the clock and let a time service keep it (sudo timedatectl set-ntp true)",
-            "timedatectl set-ntp true",
         )
     if seen.clock_synchronised is False:
         return _check("clock", WARN, "no time service keeps the clock right")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from ansible_collections.tensorless.fleet.plugins.module_utils import _cards as cards
 from ansible_collections.tensorless.fleet.plugins.module_utils import _cdi, _doctor, _gpu_bus, _gpu_log
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_paths as paths
 from ansible_collections.tensorless.fleet.plugins.module_utils._cdi_apply import HOOK, OUR_LABEL, REFRESH, UNITS
@@ -28,6 +29,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._hub_http import 
     TransportError,
     token_may_travel,
 )
+from ansible_collections.tensorless.fleet.plugins.module_utils._plan import bracketed
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_observe import blob_state
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Recipe
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
@@ -46,6 +48,7 @@ class Question:
     cache: str
     runtime: str = "auto"
     ports: Sequence[str] = ("127.0.0.1:8080",)
+    servers: Sequence[Mapping[str, Any]] = ()  # planned ones: {repo, gpu, host, port}; their addresses are checked too
     endpoint: str = paths.DEFAULT_ENDPOINT
     token: Optional[str] = None
     controller_time: Optional[float] = None
@@ -138,7 +141,7 @@ def _host(ask: Question, facts: Mapping[str, Any], runtime: Optional[str], docke
         movable=_movable(ask),
         persistenced=any(ask.files.exists(f"{folder}/nvidia-persistenced.service") for folder in _UNIT_FOLDERS),
         our_pids=[item["pid"] for item in facts["processes"] if _descends(item["pid"], ours["pids"], ask.files)],
-        ports={place: _port_state(place, ours["ports"]) for place in ask.ports},
+        ports={place: _port_state(place, ours["ports"]) for place in [*ask.ports, *places(ask, facts)]},
         clock_skew=None if ask.controller_time is None else time.time() - ask.controller_time,
         clock_synchronised=_synchronised(ask),
         image_store=store,
@@ -147,6 +150,20 @@ def _host(ask: Question, facts: Mapping[str, Any], runtime: Optional[str], docke
         token=_token_state(ask),
         lost_access=_lost_access(ask, ours["names"]) if runtime == "docker" else (),
     )
+
+
+def places(ask: Question, facts: Mapping[str, Any]) -> list[str]:
+    """Where the planned servers will listen. With gpu: each there is one for each card, with its port counted up."""
+    found = []
+    for server in ask.servers:
+        count = 1
+        if server.get("gpu") == "each":
+            recipes = [recipe for recipe in ask.recipes if recipe.repo == server.get("repo")]
+            gpus = cards.from_facts(facts).cards
+            count = max(1, sum(cards.best_recipe(recipes, gpu) is not None for gpu in gpus))
+        host = bracketed(str(server.get("host") or "127.0.0.1"))
+        found += [f"{host}:{int(server.get('port') or 8080) + offset}" for offset in range(count)]
+    return found
 
 
 def _our_containers(ask: Question, runtime: Optional[str]) -> dict[str, list[Any]]:

@@ -35,6 +35,13 @@ options:
     type: list
     elements: str
     default: ['127.0.0.1:8080']
+  servers:
+    description:
+      - Servers that are planned, as entries of C(tensorless_servers). Their addresses are checked beside O(ports).
+      - With C(gpu=each) that is one for each card that the model fits, with its port counted up.
+    type: list
+    elements: dict
+    default: []
   endpoint:
     description: Address of the Hub, for the check of the token.
     type: str
@@ -145,6 +152,7 @@ def main() -> None:
             "runtime": {"type": "str", "choices": ["auto", "podman", "docker"], "default": "auto"},
             "cache": {"type": "path"},
             "ports": {"type": "list", "elements": "str", "default": ["127.0.0.1:8080"]},
+            "servers": {"type": "list", "elements": "dict", "default": []},
             "endpoint": {"type": "str", "default": "https://huggingface.co"},
             "token": {"type": "str", "no_log": True},
             "controller_time": {"type": "float"},

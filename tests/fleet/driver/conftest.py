@@ -32,6 +32,14 @@ CARD = {
     "pci_bus_id": "00000000:3B:00.0",
 }
 
+ENVIRON = {
+    **os.environ,
+    "ANSIBLE_INJECT_FACT_VARS": "false",
+    "ANSIBLE_NOCOLOR": "1",
+    "ANSIBLE_FORCE_COLOR": "0",
+    "ANSIBLE_PIPELINING": "1",
+}
+
 
 def port(host: Host) -> int:
     """Each host has a web server of its own, so that tests of two hosts may run side by side."""
@@ -101,29 +109,19 @@ class Rig:
         self, roles: list[str], *argv: str, check: bool = True, **variables: Any
     ) -> tuple[int, str, dict[str, int]]:
         """Runs roles on the host over ssh. Returns the status, the output and the host's line of the recap."""
-        play: list[dict[str, Any]] = [
-            {
-                "hosts": "gpu",
-                "become": True,
-                "gather_facts": True,
-                "roles": [f"tensorless.fleet.{role}" for role in roles],
-            }
-        ]
-        if roles == ["doctor"]:
-            play[0] = {"import_playbook": "tensorless.fleet.doctor"}
-        if roles == ["doctor module"]:
-            # The module alone and its report: the playbook around it is tried once, and it takes three plays.
-            cache = {"cache": "/var/lib/hub"}
-            copy = {
-                "content": "{{ report | to_json }}",
-                "dest": str(self.tmp / f"{self.host.name}.json"),
-                "mode": "0644",
-            }
-            play[0] |= {"gather_facts": False, "roles": []}
-            play[0]["tasks"] = [
-                {"tensorless.fleet.tensorless_doctor": cache, "register": "report"},
-                {"ansible.builtin.copy": copy, "delegate_to": "localhost", "become": False},
-            ]
+        names = [f"tensorless.fleet.{role}" for role in roles]
+        play = {"hosts": "gpu", "become": True, "gather_facts": True, "roles": names}
+        return self.run(play, *argv, check=check, **variables)
+
+    def run(
+        self,
+        play: dict[str, Any],
+        *argv: str,
+        check: bool = True,
+        environ: dict[str, str] | None = None,
+        **variables: Any,
+    ) -> tuple[int, str, dict[str, int]]:
+        """The same with any play."""
         address = {
             "ansible_host": self.host.ip,
             "ansible_user": "ops",
@@ -137,17 +135,13 @@ class Rig:
             "nvidia_driver_headers": False,
         }
         inventory = {"gpu": {"hosts": {self.host.name: address}, "vars": {**common, **variables}}}
-        for name, content in (("play.yml", play), ("inventory.yml", inventory)):
+        for name, content in (("play.yml", [play]), ("inventory.yml", inventory)):
             (self.tmp / name).write_text(json.dumps(content), encoding="utf-8")
-        environ = {
-            **os.environ,
-            "ANSIBLE_INJECT_FACT_VARS": "false",
-            "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_FORCE_COLOR": "0",
-        }
         program = ROOT / ".venv" / "bin" / "ansible-playbook"
         command = [str(program), "-i", str(self.tmp / "inventory.yml"), str(self.tmp / "play.yml"), *argv]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env={**ENVIRON, **(environ or {})}, capture_output=True, text=True, check=False, cwd=self.tmp
+        )
         output = done.stdout + done.stderr
         assert not check or done.returncode == 0, output[-5000:]
         recap = next(

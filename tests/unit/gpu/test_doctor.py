@@ -8,10 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from ansible_collections.tensorless.fleet.plugins.module_utils import _doctor, _doctor_host, _doctor_observe
+from ansible_collections.tensorless.fleet.plugins.module_utils import (
+    _doctor,
+    _doctor_entry,
+    _doctor_host,
+    _doctor_observe,
+)
 from ansible_collections.tensorless.fleet.plugins.module_utils._doctor_host import HostSeen, host_checks
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import read_gpus
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import load_directory
+from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
 from tests.unit.gpu.fakes import OPEN, P100, FakeFiles, Smi, facts, loaded, pci
 
@@ -181,6 +187,32 @@ def test_unattended_upgrades_are_read_as_apt_has_them() -> None:
     assert _doctor_observe._movable(ask) == ["libnvidia-ml1"]
     config = 'APT::Periodic::Unattended-Upgrade "0";\n'
     assert _doctor_observe._movable(ask) is None
+
+
+def test_places_of_the_planned_servers() -> None:
+    """One for each card that the model fits, with gpu: each; an IPv6 address stands in brackets."""
+    rows = [{**P100, "index": str(n), "uuid": f"GPU-{n}", "pci.bus_id": f"00000000:{n + 16}:00.0"} for n in range(3)]
+    rows[1]["compute_cap"] = "8.6"
+    repo = RECIPES[0].repo
+    servers = [
+        {"model": "x", "repo": repo, "gpu": "each", "port": 9000},
+        {"model": "x", "repo": repo, "gpu": 0, "host": "::1", "port": "9100"},
+        {"model": "unknown", "gpu": "each", "host": "0.0.0.0"},
+    ]
+    ask = _doctor_observe.Question(lambda argv: (1, "", ""), lambda name: None, RECIPES, "/c", servers=servers)
+    assert _doctor_observe.places(ask, facts(Smi(rows))) == [
+        "127.0.0.1:9000",
+        "127.0.0.1:9001",
+        "[::1]:9100",
+        "0.0.0.0:8080",
+    ]
+    assert _doctor_observe.places(ask, facts(NO_CARD))[0] == "127.0.0.1:9000"
+
+
+@pytest.mark.parametrize("entry", ["pn3", {"model": "x", "port": "http"}, {"port": 70000}, {"port": -1}])
+def test_entries_that_are_no_servers(entry: Any) -> None:
+    with pytest.raises(Refusal, match="no entry of tensorless_servers"):
+        _doctor_entry.check_server(entry)
 
 
 def test_port_in_use() -> None:
