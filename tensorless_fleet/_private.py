@@ -36,8 +36,11 @@ class Private:
         base = _base()
         _sweep(base)
         self.path = tempfile.mkdtemp(prefix="run-", dir=base)
-        self._lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Locked before it has its name: another run that sweeps never finds it there and free.
+        lock = os.path.join(self.path, "lock")
+        self._lock = os.open(lock + ".new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(lock + ".new", lock)
 
     def __enter__(self) -> Private:
         return self

@@ -221,6 +221,23 @@ def test_the_next_start_removes_what_a_killed_run_left(own_state):
         assert not stale.exists()
 
 
+def test_a_run_that_starts_meanwhile_never_takes_a_new_folder_for_a_left_one(own_state, monkeypatch):
+    from tensorless_fleet import _private
+
+    plain = _private.fcntl.flock
+
+    def another_starts_first(descriptor, operation):
+        monkeypatch.setattr(_private.fcntl, "flock", plain)
+        _private._sweep(str(own_state / "tensorless"))
+        plain(descriptor, operation)
+
+    monkeypatch.setattr(_private.fcntl, "flock", another_starts_first)
+    with Private() as private:
+        assert pathlib.Path(private.path, "lock").exists()
+        _private._sweep(str(own_state / "tensorless"))
+        assert pathlib.Path(private.path, "lock").exists()
+
+
 def test_logs_are_bounded_in_number_and_size(tmp_path, monkeypatch):
     from tensorless_fleet import _private
 
