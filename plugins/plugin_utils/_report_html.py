@@ -110,14 +110,14 @@ def _attention(document: Mapping[str, Any]) -> str:
     for host in document["hosts"]:
         if host["status"] not in CALM:
             word = h(host["status"].replace("_", " "))
-            items.append(f'<li class="bad"><strong>{h(host["name"])}</strong>: {word}. {h(host["reason"])}</li>')
+            items.append(f'<li class="bad"><strong>{h(host["name"])}</strong> is {word}: {h(host["reason"])}</li>')
         if host.get("restarted"):
             text = "was restarted since an earlier report, and no cause is recorded"
             items.append(f"<li><strong>{h(host['name'])}</strong> {text}.</li>")
     for number, card in enumerate(document["cards"]):
         where = f'<strong><a href="#card-{number}">{h(card["host"])} {h(short_uuid(card["uuid"]))}</a></strong>'
         if card["status"] == "failed":
-            items.append(f'<li class="bad">{where}: could not be measured. {h(card["reason"])}</li>')
+            items.append(f'<li class="bad">{where}: could not be measured: {h(card["reason"])}</li>')
         elif card["slow"]:
             items.append(f'<li class="bad">{where} is slow: {h(card["slow_reason"])}</li>')
         elif card["findings"]:
@@ -174,7 +174,7 @@ def _cell(value: Optional[float], text: str) -> str:
 
 
 HEADS = (
-    *(("Host", ""), ("Card", ""), ("State", ""), ("Model", ""), ("Decode tok/s", "n"), ("vs receipt", "n")),
+    *(("Host and card", ""), ("State", ""), ("Model", ""), ("Decode tok/s", "n"), ("vs receipt", "n")),
     *(("TTFT ms", "n"), ("What stands out", "")),
 )
 
@@ -190,9 +190,9 @@ def _cards_table(cards: Sequence[Mapping[str, Any]]) -> str:
         versus, ttft = card.get("vs_receipt_percent"), card.get("ttft_ms")
         note = card["slow_reason"] or card["reason"] or "; ".join(f["text"] for f in card["findings"])
         rows.append(
-            f'<tr data-state="{h(keys)}"><td class="host">{h(card["host"])}</td>'
-            f'<td class="id"><a class="uuid" href="#card-{number}">{h(card["uuid"] or "no card")}</a><br>'
-            f'<span class="soft">{h(card["name"])}</span></td><td>{tags}</td><td class="wide">{h(card["model"])}</td>'
+            f'<tr data-state="{h(keys)}"><td>{h(card["host"])} <span class="soft">{h(card["name"])}</span><br>'
+            f'<a class="uuid" href="#card-{number}">{h(card["uuid"] or "no card")}</a></td>'
+            f'<td>{tags}</td><td class="wide">{h(card["model"])}</td>'
             + _cell(card.get("decode_tps"), rate(card.get("decode_tps")))
             + _cell(versus, percent(versus))
             + _cell(ttft, "" if ttft is None else f"{ttft:.0f}")
@@ -213,14 +213,17 @@ def _cards_table(cards: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = ()) -> str:
-    """A plain table; every cell is text."""
+def table(
+    caption: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = (), where: str = ""
+) -> str:
+    """A plain table; every cell is text. `where` tells tables of one caption apart to who does not see the page."""
+    label = f"{caption}, {where}" if where else caption
     head = "".join(f'<th scope="col"{_class(i, numbers)}>{h(name)}</th>' for i, name in enumerate(heads))
     body = "".join(
         "<tr>" + "".join(f"<td{_class(i, numbers, c)}>{h(c)}</td>" for i, c in enumerate(r)) + "</tr>" for r in rows
     )
     return (
-        f'<div class="scroll" role="region" aria-label="{h(caption)}" tabindex="0">'
+        f'<div class="scroll" role="region" aria-label="{h(label)}" tabindex="0">'
         f"<table><caption>{h(caption)}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
@@ -247,7 +250,7 @@ def _details(number: int, card: Mapping[str, Any]) -> str:
         row = [place, rate(run["decode_tps"]), f"{run['ttft_ms']:.0f}"]
         runs.append([*row, *(rate(itl.get(key)) for key in ("p50", "p90", "p99", "max")), itl.get("stalls")])
     heads = ("run", "decode tok/s", "TTFT ms", "ITL p50 ms", "p90", "p99", "max", "stalls")
-    parts.append(table(f"Runs of {where}", heads, runs, range(1, 8)))
+    parts.append(table("Runs", heads, runs, range(1, 8), where))
     if any(card["discarded"]):
         parts.append("<p>Thrown out: " + h("; ".join(reason for run in card["discarded"] for reason in run)) + "</p>")
     if card.get("times"):
@@ -256,15 +259,16 @@ def _details(number: int, card: Mapping[str, Any]) -> str:
     if len(card["history"]) > 1:
         past = [(float(i), float(p["decode_tps"])) for i, p in enumerate(card["history"])]
         label = f"{len(past)} results of this card, the last {past[-1][1]:.2f} tokens per second"
-        caption = f"Decode over {len(past)} reports, tok/s ({card['history'][0]['measured_at']} to now)"
-        parts.append(_figure(caption, svg.trace(past, "result", label)))
+        ends = [(x, clean(card["history"][int(x)]["measured_at"])[:10]) for x in (past[0][0], past[-1][0])]
+        parts.append(_figure("History: decode of the last results, tok/s", svg.trace(past, "", label, ends)))
     parts.append(_witness(card.get("witness") or {}, where))
     parts.append(_scope(card))
-    return _fold(number, f"{where}: {rate(card['decode_tps'])} tok/s", "".join(parts))
+    tags = "".join(f'<span class="tag {colour}">{h(word)}</span>' for word, colour in _state(card) if colour != "good")
+    return _fold(number, f"{where}: {rate(card['decode_tps'])} tok/s", "".join(parts), tags)
 
 
-def _fold(number: int, summary: str, body: str) -> str:
-    return f'<details id="card-{number}"><summary>{h(summary)}</summary><div>{body}</div></details>'
+def _fold(number: int, summary: str, body: str, tags: str = "") -> str:
+    return f'<details id="card-{number}"><summary>{h(summary)}{tags}</summary><div>{body}</div></details>'
 
 
 def _timeline(packed: str, where: str) -> str:
@@ -285,22 +289,61 @@ def _sweep(sweep: Mapping[str, Any], where: str) -> str:
     if not arms:
         return ""
     kind = clean(sweep.get("kind"))
-    rows = [
-        [
-            arm.get("arm"),
-            rate(arm.get("decode_tps")),
-            rate(arm.get("aggregate_tps")),
-            rate(arm.get("prefill_tps")),
-            rate(arm.get("ttft_ms")),
-        ]
-        for arm in arms
+    # Only what this kind of sweep has: a sweep of prompts has no rate of all streams together.
+    columns = [
+        (head, key, digits)
+        for head, key, digits in SWEEP_COLUMNS
+        if any(isinstance(arm.get(key), (int, float)) for arm in arms)
     ]
-    heads = (kind or "arm", "decode tok/s per stream", "all streams tok/s", "prefill tok/s", "TTFT ms")
-    out = table(f"Sweep by {kind} of {where}", heads, rows, range(1, 5))
-    points = [(float(arm["value"]), float(arm["decode_tps"])) for arm in arms if arm.get("value") is not None]
-    if len({x for x, _y in points}) > 1:
-        out += _figure(f"Decode by {kind}, tok/s", svg.trace(sorted(points), kind, f"Decode of {where} by {kind}"))
+    rows = [[arm.get("arm"), *(_digits(arm.get(key), digits) for _head, key, digits in columns)] for arm in arms]
+    heads = (kind or "arm", *(head for head, _key, _digits in columns))
+    stands = "" if sweep.get("valid", True) else ": does not stand, the control at its end had drifted"
+    out = table(f"Sweep by {kind}{stands}", heads, rows, range(1, len(heads)), where)
+    names = [(float(place), clean(arm.get("arm"))[:12]) for place, arm in enumerate(arms)]
+    for key, what in (("decode_tps", "of one stream"), ("aggregate_tps", "of all streams together")):
+        points = [(float(i), float(arm[key])) for i, arm in enumerate(arms) if isinstance(arm.get(key), (int, float))]
+        if len(points) > 1:
+            label = f"Decode of {where} by {kind}, {what}"
+            out += _figure(f"Decode {what} by {kind}, tok/s", svg.trace(points, kind, label, names))
     return out
+
+
+SWEEP_COLUMNS = (
+    *(
+        ("decode tok/s", "decode_tps", 2),
+        ("all streams tok/s", "aggregate_tps", 2),
+        ("prefill tok/s", "prefill_tps", 1),
+    ),
+    *(("TTFT ms", "ttft_ms", 0), ("SM clock MHz", "sm_mhz", 0), ("power W", "power_w", 1)),
+)
+
+
+def _digits(value: Any, digits: int) -> str:
+    return f"{value:,.{digits}f}".replace(",", " ") if isinstance(value, (int, float)) else ""
+
+
+FIELDS = {
+    "sm_mhz": "SM clock, MHz",
+    "mem_mhz": "memory clock, MHz",
+    "power_w": "power, W",
+    "power_limit_w": "power limit, W",
+    "temperature_c": "temperature, °C",
+    "memory_temperature_c": "memory temperature, °C",
+    "fan_percent": "fan, %",
+    "memory_used_mib": "memory used, MiB",
+    "utilization_percent": "utilization, %",
+    "pcie_gen": "PCIe generation",
+    "pcie_gen_max": "PCIe generation, highest",
+    "pcie_width": "PCIe lanes",
+    "pcie_width_max": "PCIe lanes, most",
+    "load1": "host: load",
+    "io_pressure": "host: IO pressure, %",
+    "cpu_pressure": "host: processor pressure, %",
+    "memory_pressure": "host: memory pressure, %",
+    "cpu_mhz": "host: processor clock, MHz",
+    "memory_available_mib": "host: memory free, MiB",
+    "rss_mib": "server: memory in use, MiB",
+}
 
 
 def _witness(witness: Mapping[str, Any], where: str) -> str:
@@ -308,10 +351,10 @@ def _witness(witness: Mapping[str, Any], where: str) -> str:
     if not fields:
         return "<p>The witness has no sample of this run.</p>"
     rows = [
-        [name.replace("_", " "), *(f"{gauge[key]:g}" for key in ("min", "mean", "max"))]
+        [FIELDS.get(name, name), *(f"{round(gauge[key], 2):.10g}" for key in ("min", "mean", "max"))]
         for name, gauge in fields.items()
     ]
-    out = table(f"Witness of the median run of {where}", ("field", "min", "mean", "max (at least)"), rows, (1, 2, 3))
+    out = table("Witness of the median run", ("field", "min", "mean", "max (at least)"), rows, (1, 2, 3), where)
     shares = witness.get("throttle")
     if shares:
         out += (
@@ -332,7 +375,7 @@ def _scope(card: Mapping[str, Any]) -> str:
         share = card.get("read_bandwidth_percent")
         text = f"{card['read_bandwidth_gbs']:.0f} GB/s" + (f", {share:.0f} % of the data sheet's peak" if share else "")
         rows.append(["read bandwidth (derived)", text + ": decode rate times the model file's size"])
-    out = table(f"Scope of {card['host']} {card['uuid'] or 'no card'}", ("what", "value"), rows)
+    out = table("Scope", ("what", "value"), rows, where=f"{card['host']} {card['uuid'] or 'no card'}")
     command = card.get("exec")
     if isinstance(command, list):
         out += f"<h3>Command</h3><pre>{h(' '.join(shlex.quote(str(word)) for word in command))}</pre>"

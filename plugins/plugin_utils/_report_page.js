@@ -20,7 +20,7 @@
       var x = value(a, column), y = value(b, column);
       if (x === "" || y === "") { return x === y ? 0 : (x === "" ? 1 : -1); }
       var n = Number(x), m = Number(y);
-      var order = isNaN(n) || isNaN(m) ? (x < y ? -1 : x > y ? 1 : 0) : n - m;
+      var order = isNaN(n) || isNaN(m) ? x.localeCompare(y, "en", { numeric: true }) : n - m;
       return direction * order;
     });
     rows.forEach(function (row) { body.appendChild(row); });

@@ -4,16 +4,26 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from typing import Optional
 
-WIDTH, HEIGHT = 440, 170
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 26
+WIDTH, HEIGHT = 440, 190
+LEFT, RIGHT, TOP, BOTTOM = 46, 16, 10, 40
 
 
-def shown(value: float) -> str:
-    """A short number for an axis."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+def ticks(low: float, high: float, wanted: int = 4, whole: bool = False) -> list[tuple[float, str]]:
+    """Round values between two others, with their texts: what a person would have written on the axis."""
+    if not high > low:
+        return [(low, f"{low:g}")]
+    raw = (high - low) / wanted
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(size * k for k in (1, 2, 2.5, 5, 10) if size * k >= raw * 0.999)
+    if whole:
+        step = float(max(1, round(step)))
+    digits = max(0, -math.floor(math.log10(step) + 1e-9)) + (1 if abs(step / size - 2.5) < 1e-6 and size <= 1 else 0)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [(n * step, f"{n * step + 0.0:,.{digits}f}".replace(",", " ")) for n in range(first, last + 1)]
 
 
 class Frame:
@@ -31,19 +41,20 @@ class Frame:
     def py(self, value: float) -> float:
         return self.height - BOTTOM - (value - self.y[0]) / (self.y[1] - self.y[0]) * (self.height - TOP - BOTTOM)
 
-    def axes(self, x_label: str, x_texts: bool = True, whole: bool = False) -> None:
-        floor = self.height - BOTTOM
-        self.parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{floor}H{WIDTH - RIGHT}"/>')
-        for share in (0.0, 1.0) if whole else (0.0, 0.5, 1.0):
-            value = self.y[0] + share * (self.y[1] - self.y[0])
-            self.text(LEFT - 5, self.py(value) + 4, f"{value:.0f}" if whole else shown(value), "end")
-        if x_texts:
-            self.text(LEFT, self.height - 10, shown(self.x[0]), "start")
-            self.text(WIDTH - RIGHT, self.height - 10, shown(self.x[1]), "end")
-        self.text((LEFT + WIDTH) / 2, self.height - 10, x_label, "middle")
+    def axes(self, x_label: str, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]]) -> None:
+        """Both axes, a faint line at each value of the upright one, and texts."""
+        floor, edge = self.height - BOTTOM, WIDTH - RIGHT
+        lines = "".join(f"M{LEFT} {self.py(value):.0f}H{edge}" for value, _text in y_ticks)
+        self.parts.append(f'<path class="grid" d="{lines}"/><path class="axis" d="M{LEFT} {TOP}V{floor}H{edge}"/>')
+        for value, text in y_ticks:
+            self.text(LEFT - 6, self.py(value) + 4, text, "e")
+        for value, text in x_ticks:
+            half = len(text) * 3.3  # of its width, about: a text at an edge stays inside
+            self.text(min(max(self.px(value), half), WIDTH - half), floor + 16, text, "m")
+        self.text((LEFT + edge) / 2, self.height - 6, x_label, "m")
 
     def text(self, x: float, y: float, text: str, anchor: str) -> None:
-        self.parts.append(f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{html.escape(text)}</text>')
+        self.parts.append(f'<text class="{anchor}" x="{x:.0f}" y="{y:.0f}">{html.escape(text)}</text>')
 
     def svg(self, label: str) -> str:
         return (
@@ -53,11 +64,17 @@ class Frame:
         )
 
 
-def trace(points: Sequence[tuple[float, float]], x_label: str, label: str, height: int = 130) -> str:
-    """A line through points; one lonely point is a dot."""
+def trace(
+    points: Sequence[tuple[float, float]],
+    x_label: str,
+    label: str,
+    names: Sequence[tuple[float, str]] = (),
+    height: int = 150,
+) -> str:
+    """A line through points; one lonely point is a dot. `names` stand on the x axis instead of numbers."""
     across, up = [x for x, _y in points], [y for _x, y in points]
     frame = Frame((min(across), max(across)), (0.0, max(up) * 1.05), height)
-    frame.axes(x_label)
+    frame.axes(x_label, names or ticks(*frame.x, whole=True), ticks(*frame.y))
     frame.parts.append(f'<path class="trace" transform="scale(.25)" d="{_path(frame, points)}"/>')
     if len(points) <= 30:
         frame.parts += [f'<circle class="dot" cx="{frame.px(x):.0f}" cy="{frame.py(y):.1f}" r="3"/>' for x, y in points]
@@ -75,14 +92,16 @@ def histogram(values: Sequence[float], x_label: str, label: str) -> str:
     """How often each size of value came; few values get few bars."""
     low, high = min(values), max(values)
     count = max(5, min(24, round(len(values) ** 0.5 * 2)))
-    if high - low < abs(high) * 1e-6:
-        count, low, high = 1, low - abs(high) * 0.01, high + abs(high) * 0.01 + 1e-9
+    alone = high - low < abs(high) * 1e-6
+    if alone:  # one value: one bar in the middle
+        count, low, high = 5, low - abs(high) * 0.025, high + abs(high) * 0.025 + 1e-9
     step = (high - low) / count
     bins = [0] * count
     for value in values:
         bins[min(count - 1, int((value - low) / step))] += 1
     frame = Frame((low, low + step * count), (0.0, float(max(bins))))
-    frame.axes(x_label, whole=True)
+    marks = [(values[0], f"{values[0]:.4g}")] if alone else ticks(*frame.x)
+    frame.axes(x_label, marks, ticks(*frame.y, whole=True))
     for place, size in enumerate(bins):
         if size:
             left, right = frame.px(low + place * step), frame.px(low + (place + 1) * step)
@@ -102,7 +121,7 @@ def ranked(values: Sequence[tuple[float, bool]], label: str, base: Optional[floa
         lowest, highest = min(lowest, base), max(highest, base)
     margin = (highest - lowest) * 0.08 or 1.0
     frame = Frame((0.0, float(max(1, len(ordered) - 1))), (lowest - margin, highest + margin))
-    frame.axes("cards, slowest first", x_texts=False)
+    frame.axes("cards, slowest first", (), [(value, f"{text} %") for value, text in ticks(*frame.y)])
     if base is not None:
         y = frame.py(base)
         frame.parts.append(f'<path class="base" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')

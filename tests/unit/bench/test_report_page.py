@@ -77,12 +77,12 @@ def test_plots_are_drawn(shown: browser.Browser) -> None:
 
 
 def test_table_sorts_by_keyboard_and_numbers_as_numbers(shown: browser.Browser) -> None:
-    column = "[...document.querySelectorAll('#cards-table tbody tr')].map(r => r.cells[4].dataset.value)"
-    shown.value("document.querySelectorAll('#cards-table th button')[4].focus()")
+    column = "[...document.querySelectorAll('#cards-table tbody tr')].map(r => r.cells[3].dataset.value)"
+    shown.value("document.querySelectorAll('#cards-table th button')[3].focus()")
     shown.key("Enter")
     values = [float(v) for v in shown.value(column) if v != ""]
     assert values == sorted(values) and len(values) > 20
-    assert shown.value("document.querySelectorAll('#cards-table th')[4].getAttribute('aria-sort')") == "ascending"
+    assert shown.value("document.querySelectorAll('#cards-table th')[3].getAttribute('aria-sort')") == "ascending"
     assert shown.value(column)[-1] == ""
     shown.key("Space")
     values = [float(v) for v in shown.value(column) if v != ""]
