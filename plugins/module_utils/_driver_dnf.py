@@ -79,9 +79,7 @@ class Dnf:
         )
 
     def simulate(self, packages: Sequence[str], pins: str, downgrade: bool) -> Transaction:
-        rc, out, err = self.run(
-            ["dnf", "--assumeno", "--setopt=install_weak_deps=False", *self._excludes(), "install", *packages]
-        )
+        rc, out, err = self.run(["dnf", "--assumeno", *self._options(), "install", *packages])
         found = parse_transaction(out)
         had = self.installed()
         found.install = [Step(step.name, had.get(step.name), step.new) for step in found.install]
@@ -91,22 +89,22 @@ class Dnf:
         return found
 
     def install(self, packages: Sequence[str], downgrade: bool, pins: str) -> None:
-        argv = ["dnf", "-y", "--setopt=install_weak_deps=False", *self._excludes()]
-        rc, out, err = self.run([*argv, "install", *packages])
+        rc, out, err = self.run(["dnf", "-y", *self._options(), "install", *packages])
         if rc != 0:
             words = " ".join((err.strip() or out.strip())[-900:].split())
             raise Refusal(f"installing the driver failed with status {rc}: {words}")
 
     @staticmethod
-    def _excludes() -> list[str]:
-        """dnf has no pins: what must never land is excluded from each transaction of ours."""
+    def _options() -> list[str]:
+        """dnf has no pins: what must never land is excluded from each transaction of ours. The open module may go."""
         high = [
             f"{name}-{epoch}{digits}*"
             for name in ("*nvidia*", "cuda-drivers*")
             for epoch in ("", "3:")
             for digits in ("59", "6")
         ]
-        return [f"--exclude={','.join(['*nvidia-open*', '*open-dkms*', *high])}"]
+        never = ",".join(["*nvidia-open*", "*open-dkms*", *high])
+        return ["--setopt=install_weak_deps=False", "--allowerasing", f"--exclude={never}"]
 
     def is_older(self, new: str, old: str) -> bool:
         pair = [text.partition(":")[2] or text for text in (new, old)]

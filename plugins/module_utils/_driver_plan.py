@@ -156,6 +156,12 @@ class Driver:
             raise Refusal(
                 f"the driver was not installed, for its transaction is out of range: {'; '.join(problems[:3])}{more}"
             )
+        strangers = [name for name in transaction.remove if not _driver.is_driver_package(name)]
+        if strangers:
+            raise Refusal(
+                f"the driver was not installed, for {', '.join(strangers[:4])} would have to be removed, which is "
+                "no part of the driver: remove that by hand first, if it may go"
+            )
         left = [
             name for name in high if name not in {step.name for step in self.steps} and name not in transaction.remove
         ]
@@ -180,6 +186,8 @@ class Driver:
         """On the way back every installed part is named, or apt would keep the high ones that nothing asks for."""
         if not self.wish.allow_downgrade:
             return []
+        if not isinstance(self.manager, _driver_apt.Apt):
+            return []  # dnf moves what depends on the named parts along with them
         named = {package.partition("=")[0] for package in self.packages}
         high = [name for name, version in installed.items() if (package_branch(name, version) or 0) > _driver.NEWEST]
         keep = [name for name in high if name not in named and not _driver.is_open_package(name)]

@@ -175,7 +175,7 @@ def _served(host: Host) -> Iterator[None]:
     server.shutdown()
 
 
-def _start(name: str, ip: str, suite: str = "bookworm") -> Host:
+def start(name: str, ip: str, suite: str = "bookworm") -> Host:
     try:
         images.ensure((suite,))
         host = Host(name, suite, ip, network="tensorless-driver")
@@ -192,7 +192,7 @@ def _start(name: str, ip: str, suite: str = "bookworm") -> Host:
 
 @pytest.fixture(scope="session")
 def podman_host(repository: None) -> Iterator[Host]:
-    host = _start("drv-a", "10.213.25.11")
+    host = start("drv-a", "10.213.25.11")
     with _served(host):
         yield host
     host.remove()
@@ -200,7 +200,7 @@ def podman_host(repository: None) -> Iterator[Host]:
 
 @pytest.fixture(scope="session")
 def docker_host(repository: None) -> Iterator[Host]:
-    host = _start("drv-c", "10.213.25.13")
+    host = start("drv-c", "10.213.25.13")
     with _served(host):
         yield host
     host.remove()

@@ -135,6 +135,18 @@ def test_what_may_land(name: str, version: str, words: str | None) -> None:
     assert (words is None and found == []) or (words is not None and words in found[0])
 
 
+def test_nothing_but_the_driver_is_removed_for_it() -> None:
+    """A transaction may take the open module away, and no program of others."""
+    manager = FakeManager(steps=[Step("nvidia-kernel-dkms", None, "580.105.08-1")])
+    found = manager.simulate([], "", False)
+    found.remove = ["nvidia-kernel-open-dkms"]
+    manager.simulate = lambda packages, pins, downgrade: found  # type: ignore[method-assign]
+    work(manager, bare()).plan()
+    found.remove.append("blender")
+    with pytest.raises(Refusal, match="blender would have to be removed"):
+        work(manager, bare()).plan()
+
+
 @pytest.mark.parametrize("held", [[], ["nvidia-kernel-dkms", "libnvidia-ml1"]])
 def test_only_what_is_not_held_is_held(held: list[str]) -> None:
     installed = {"nvidia-kernel-dkms": "580.105.08-1", "libnvidia-ml1": "580.105.08-1"}
