@@ -35,7 +35,7 @@ class _Log:
 class _Case:
     def __init__(self, env: Env, given: dict[str, Any]) -> None:
         self.given = given
-        self.runtime = given.get("installed", ["podman"])[0] if given["runtime"] == "auto" else given["runtime"]
+        self.runtime = (given.get("installed") or ["podman"])[0] if given["runtime"] == "auto" else given["runtime"]
         self.host = FakeHost(env.tmp, given.get("installed", [self.runtime]))
         self.said: list[str] = []
         gpu = given.get("gpu")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fleet.server.rig import Rig, cgroups, prepare
+from tests.fleet.server.rig import Rig, cgroups, prepare, prepare_rootless
 
 SUITES = {"bookworm": ("srv-bookworm", "10.213.23.11"), "trixie": ("srv-trixie", "10.213.24.11")}
 CASES = [
@@ -52,6 +52,15 @@ def rig(prepared: Rig) -> Rig:
     """A prepared host without servers."""
     prepared.clean()
     return prepared
+
+
+@pytest.fixture
+def rootless() -> Rig:
+    """An ordinary account of Debian 13, without servers."""
+    found = prepare_rootless(_rig("trixie"))
+    found.clean()
+    Rig(found.host, "podman").clean()
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)

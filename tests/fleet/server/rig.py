@@ -7,9 +7,12 @@ import dataclasses
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from typing import Any
 
 import tomllib
@@ -17,6 +20,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._cards import Gpu
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan import plan_model
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice, HostFacts
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import Recipe
+from ansible_collections.tensorless.fleet.plugins.module_utils._server_files import Places, places
 
 from tests.fleet import cards, wheels
 from tests.fleet.fleet import RECIPES
@@ -34,10 +38,29 @@ TOOLKIT = "1.18.2"
 
 @dataclasses.dataclass
 class Rig:
-    """One prepared host. `runtime` is the one that plans are made for."""
+    """One prepared host. `runtime` is the one that plans are made for; with `user`, servers are that account's."""
 
     host: Host
     runtime: str
+    user: str = ""
+
+    @property
+    def places(self) -> Places:
+        return places("user" if self.user else "system", f"/home/{self.user}", self.user)
+
+    @property
+    def cache(self) -> str:
+        return f"/home/{self.user}/hub" if self.user else CACHE
+
+    def own(self, script: str, check: bool = True) -> str:
+        """A shell line as the account that the servers belong to."""
+        if not self.user:
+            return self.sh(script, check)
+        line = f"cd; export XDG_RUNTIME_DIR=/run/user/$(id -u); {script}"
+        return self.host.exec("runuser", "-u", self.user, "--", "sh", "-c", line, check=check).stdout
+
+    def systemctl(self, *words: str, check: bool = True) -> str:
+        return self.own(shlex.join(["systemctl", *(["--user"] if self.user else []), *words]), check)
 
     def sh(self, script: str, check: bool = True) -> str:
         return self.host.sh(script, check=check)
@@ -61,7 +84,7 @@ class Rig:
         facts = HostFacts(gpus=Gpus(cards=tuple(gpus)), cpu_count=1, runtimes=("podman", "docker"))
         chosen = {"runtime": self.runtime, "gpu": "0", "service": True, **choice}
         loaded = Recipe(path="test.toml", data=data)
-        return plan_model([loaded], facts, Choice(cache=CACHE, **chosen)).plans
+        return plan_model([loaded], facts, Choice(cache=self.cache, **chosen)).plans
 
     def module(self, name: str, /, check: bool = False, fail: bool = False, **options: Any) -> dict[str, Any]:
         """Runs a module of the collection on the host, over ssh and sudo, and returns its result."""
@@ -111,27 +134,34 @@ class Rig:
             "ansible_ssh_common_args": " ".join(ssh_options()),
             "ansible_python_interpreter": "/usr/bin/python3",
         }
-        play = [{"hosts": "all", "gather_facts": False, "become": True, "tasks": tasks}]
+        play = [{"hosts": "all", "gather_facts": False, "become": not self.user, "tasks": tasks}]
         (folder / "play.yml").write_text(json.dumps(play))
         (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": {self.host.name: host}}}))
         program = f"{os.path.dirname(sys.executable)}/ansible-playbook"
         return [program, "-i", f"{folder}/inventory.json", f"{folder}/play.yml"]
 
     def serve(self, *plans: dict[str, Any], **options: Any) -> dict[str, Any]:
-        return self.module("tensorless_server", plans=list(plans), **{"health_timeout": 120, **options})
+        chosen = {"health_timeout": 120, "scope": self.places.scope, **options}
+        return self.module("tensorless_server", plans=list(plans), **chosen)
 
     def unit(self, instance: str, *properties: str) -> dict[str, str]:
         names = ",".join(properties or ("ActiveState", "SubState", "NRestarts", "Result", "MainPID"))
-        out = self.sh(f"systemctl show -p {names} tensorless@{instance}.service")
+        out = self.systemctl("show", "-p", names, f"tensorless@{instance}.service")
         return dict(line.partition("=")[::2] for line in out.splitlines())
 
     def container(self, name: str, runtime: str = "") -> dict[str, Any] | None:
-        out = self.host.exec(runtime or self.runtime, "container", "inspect", name, check=False).stdout
+        out = self.own(f"{runtime or self.runtime} container inspect {name}", check=False)
         found = json.loads(out or "[]")
         return found[0] if found else None
 
     def clean(self) -> None:
         """Nothing of any earlier test: neither units nor containers. Not by the product, so that it can be wrong."""
+        if self.user:
+            self.own(
+                "systemctl --user stop 'tensorless@*'; rm -rf .config/tensorless .config/systemd; "
+                "rm -rf .local/lib/tensorless; systemctl --user daemon-reload; systemctl --user reset-failed; "
+                "podman rm -fa; true"
+            )
         self.sh(
             "systemctl stop 'tensorless@*'; rm -rf /etc/tensorless /usr/local/lib/tensorless; "
             "rm -rf /etc/systemd/system/tensorless@* /etc/systemd/system/multi-user.target.wants/tensorless@*; "
@@ -139,6 +169,21 @@ class Rig:
         )
         for runtime in ("podman", "docker"):
             self.sh(f"command -v {runtime} && {runtime} ps -aq | xargs -r {runtime} rm -f", check=False)
+
+
+def until(what: Callable[[], Any], seconds: float = 60) -> Any:
+    """The first true answer; fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        answer = what()
+        if answer:
+            return answer
+        assert time.monotonic() < end, f"still {answer!r} after {seconds} s"
+        time.sleep(0.5)
+
+
+def healthy(rig: Rig, port: int = 8080) -> bool:
+    return '"ok"' in rig.sh(f"curl -s -m 2 http://127.0.0.1:{port}/health", check=False)
 
 
 def environment() -> dict[str, str]:
@@ -196,3 +241,24 @@ def _model(host: Host) -> None:
     host.sh(f"mkdir -p {folder}")
     podman("cp", str(wheels.model_file()), f"{host.name}:{folder}/{data['sha256']}")
     host.sh(f"chmod 644 {folder}/*")
+
+
+def prepare_rootless(rig: Rig) -> Rig:
+    """The same host for an ordinary account: its own storage, image and model. Logins are masked in the host images."""
+    found = Rig(rig.host, "podman", SSH_USER)
+    if rig.host.exec("test", "-e", "/root/rootless", check=False).returncode != 0:
+        rig.sh("systemctl unmask systemd-logind.service && systemctl start systemd-logind.service")
+        rig.sh("apt-get install -y -q --no-install-recommends passt uidmap dbus-user-session")
+        rig.sh(f"mkdir -p /var/lib/containers/{SSH_USER} && chown {SSH_USER}: /var/lib/containers/{SSH_USER}")
+        rig.host.write(
+            "/etc/containers/storage.conf",
+            '[storage]\ndriver = "overlay"\nrunroot = "/run/containers/storage"\n'
+            'graphroot = "/var/lib/containers/storage"\nrootless_storage_path = "/var/lib/containers/$USER"\n',
+        )
+        rig.sh(f"loginctl enable-linger {SSH_USER}")
+        until(lambda: found.systemctl("is-system-running", check=False).strip() in ("running", "degraded"))
+        folder = f"/home/{SSH_USER}/hub"
+        rig.sh(f"cp -r {CACHE} {folder} && chown -R {SSH_USER}: {folder}")
+        found.own(f"podman pull -q {image()} && loginctl disable-linger", check=True)
+        rig.sh("touch /root/rootless")
+    return found

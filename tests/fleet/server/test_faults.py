@@ -7,31 +7,14 @@ import json
 import random
 import subprocess
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from tests.fleet.hosts import command
 from tests.fleet.machine import podman
-from tests.fleet.server.rig import Rig
+from tests.fleet.server.rig import Rig, healthy, until
 
 pytestmark = pytest.mark.fleet
-
-
-def until(what: Callable[[], Any], seconds: float = 60) -> Any:
-    """The first true answer; fails after `seconds`."""
-    end = time.monotonic() + seconds
-    while True:
-        answer = what()
-        if answer:
-            return answer
-        assert time.monotonic() < end, f"still {answer!r} after {seconds} s"
-        time.sleep(0.5)
-
-
-def healthy(rig: Rig, port: int = 8080) -> bool:
-    return '"ok"' in rig.sh(f"curl -s -m 2 http://127.0.0.1:{port}/health", check=False)
 
 
 def settled(rig: Rig, instance: str, state: str) -> bool:
@@ -155,7 +138,7 @@ def test_crash_loop_ends(rig: Rig) -> None:
 
 def test_disk_full_while_writing(rig: Rig) -> None:
     plan = rig.plan()
-    rig.serve(plan)
+    first = rig.serve(plan)["servers"][0]
     rig.sh("mount -t tmpfs -o size=4k full /mnt && cp -r /etc/tensorless/. /mnt/ && mount --bind /mnt /etc/tensorless")
     try:
         rig.sh("dd if=/dev/zero of=/etc/tensorless/filler bs=4k 2>/dev/null", check=False)
@@ -164,8 +147,9 @@ def test_disk_full_while_writing(rig: Rig) -> None:
         assert "Traceback" not in failed["msg"]
     finally:
         rig.sh("umount /etc/tensorless && umount /mnt")
-    assert rig.serve(plan)["servers"][0]["state"] == "started"
-    assert not rig.serve(plan)["changed"]
+    again = rig.serve(plan)
+    assert again["servers"][0]["container_id"] == first["container_id"], "the server went on answering"
+    assert not again["changed"]
     assert rig.sh("find / -xdev -name '*.tensorless-new'") == ""
 
 

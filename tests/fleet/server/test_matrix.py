@@ -4,37 +4,42 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.fleet.server.rig import Rig
+from tests.fleet.server.rig import Rig, healthy, until
 
 pytestmark = pytest.mark.fleet
-LISTING = "find /etc/tensorless /etc/systemd /usr/local/lib/tensorless -newer /root/prepared -ls 2>/dev/null; true"
-UNIT = "/etc/systemd/system/tensorless@.service"
 
 
 def bare(_rig: Rig, _plan: dict[str, Any]) -> None:
     """Nothing is there."""
 
 
+def unit(plan: dict[str, Any]) -> str:
+    return f"tensorless@{plan['instance']}.service"
+
+
 def stopped_container(rig: Rig, plan: dict[str, Any]) -> None:
-    rig.host.exec(rig.runtime, "create", "--name", plan["container_name"], plan["image"])
+    rig.own(f"{rig.runtime} create --name {plan['container_name']} {plan['image']}")
 
 
 def unit_without_container(rig: Rig, plan: dict[str, Any]) -> None:
     rig.serve(plan)
-    rig.host.exec("systemctl", "stop", f"tensorless@{plan['instance']}.service")
+    rig.systemctl("stop", unit(plan))
 
 
 def container_without_unit(rig: Rig, plan: dict[str, Any]) -> None:
     rig.serve(plan)
-    rig.sh(f"systemctl kill -s KILL --kill-who=all tensorless@{plan['instance']}.service; rm {UNIT}")
-    rig.sh(f"systemctl daemon-reload; systemctl stop tensorless@{plan['instance']}.service", check=False)
-    rig.sh(f"{rig.runtime} rm -f {plan['container_name']}", check=False)
-    rig.host.exec(rig.runtime, "run", "-d", *plan["exec"][2:])
+    rig.systemctl("kill", "-s", "KILL", "--kill-who=all", unit(plan))
+    rig.own(f"rm {rig.places.unit}")
+    rig.systemctl("daemon-reload")
+    rig.systemctl("stop", unit(plan), check=False)
+    rig.own(f"{rig.runtime} rm -f {plan['container_name']}", check=False)
+    rig.own(shlex.join([rig.runtime, "run", "-d", *plan["exec"][2:]]))
 
 
 def other_runtime(rig: Rig, plan: dict[str, Any]) -> None:
@@ -44,7 +49,7 @@ def other_runtime(rig: Rig, plan: dict[str, Any]) -> None:
 
 def half_written(rig: Rig, plan: dict[str, Any]) -> None:
     rig.serve(plan)
-    rig.sh(f"truncate -s 100 {UNIT}; truncate -s 20 /etc/tensorless/instances/{plan['instance']}.json")
+    rig.own(f"truncate -s 100 {rig.places.unit}; truncate -s 20 {rig.places.document(plan['instance'])}")
 
 
 def other_plan(rig: Rig, _plan: dict[str, Any]) -> None:
@@ -53,7 +58,7 @@ def other_plan(rig: Rig, _plan: dict[str, Any]) -> None:
 
 def not_enabled(rig: Rig, plan: dict[str, Any]) -> None:
     rig.serve(plan)
-    rig.sh(f"systemctl disable tensorless@{plan['instance']}.service")
+    rig.systemctl("disable", unit(plan))
 
 
 SHORT = (bare, other_plan)
@@ -70,17 +75,19 @@ def identity(rig: Rig, plan: dict[str, Any]) -> tuple[str, str]:
     return record["Id"], record["State"]["StartedAt"]
 
 
-@pytest.mark.parametrize("start", CASES)
-def test_start(rig: Rig, start: Callable[[Rig, dict[str, Any]], None]) -> None:
+def listing(rig: Rig) -> str:
+    """Everything that a run may write, with its times."""
+    where = rig.places
+    roots = f"{where.instances} {where.unit_dir} {where.launcher}"
+    return rig.own(f"find {roots} -printf '%p %T@ %s %m\\n' 2>/dev/null; true")
+
+
+def starts_from(rig: Rig, start: Callable[[Rig, dict[str, Any]], None]) -> None:
     plan = rig.plan()
     start(rig, plan)
-    before = rig.sh(
-        "find /etc/tensorless /etc/systemd /usr/local/lib/tensorless -newer /root/prepared -ls 2>/dev/null; true"
-    )
+    before = listing(rig)
     foretold = rig.serve(plan, check=True)
-    after = rig.sh(
-        "find /etc/tensorless /etc/systemd /usr/local/lib/tensorless -newer /root/prepared -ls 2>/dev/null; true"
-    )
+    after = listing(rig)
     assert before == after, "a rehearsal changes nothing"
     done = rig.serve(plan)
     assert done["actions"] == foretold["actions"]
@@ -93,6 +100,27 @@ def test_start(rig: Rig, start: Callable[[Rig, dict[str, Any]], None]) -> None:
     assert again["actions"] == []
     assert identity(rig, plan) == ran
     assert not rig.serve(plan, check=True)["changed"]
+
+
+@pytest.mark.parametrize("start", CASES)
+def test_start(rig: Rig, start: Callable[[Rig, dict[str, Any]], None]) -> None:
+    starts_from(rig, start)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("start", [s for s in STARTS if s is not other_runtime], ids=lambda start: start.__name__)
+def test_rootless_start(rootless: Rig, start: Callable[[Rig, dict[str, Any]], None]) -> None:
+    """The same for an ordinary account: its own service manager, its own podman. It cannot look into docker."""
+    starts_from(rootless, start)
+
+
+@pytest.mark.soak
+def test_rootless_server_is_back_after_a_reboot(rootless: Rig) -> None:
+    plan = rootless.plan()
+    rootless.serve(plan)
+    rootless.host.reboot()
+    until(lambda: healthy(rootless), 90)
+    assert not rootless.serve(plan)["changed"]
 
 
 def test_image_or_model_gone(rig: Rig) -> None:
@@ -197,18 +225,24 @@ def test_a_full_card_is_refused(rig: Rig) -> None:
         rig.sh("cp /root/state.json /etc/nvidia-sim/state.json")
 
 
-def test_nothing_secret_is_left_anywhere(rig: Rig) -> None:
+def test_nothing_secret_is_left_anywhere(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """An API key travels as a file: not in process lists, inspect, the journal, unit files or -vvv output."""
     secret = "sk-THE-SECRET-KEY"
     rig.host.write("/root/api-key", secret, "0600")
     plan = rig.plan(api_key_file="/root/api-key")
-    done = rig.serve(plan)
-    assert done["servers"][0]["state"] == "started"
+    monkeypatch.setenv("ANSIBLE_VERBOSITY", "3")
+    outputs = [rig.serve(plan)["playbook_output"], rig.serve(rig.plan(), check=True)["playbook_output"]]
     assert rig.sh("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:8080/props") == "401"
-    places = (
-        "ps axewww; journalctl --no-pager; cat /etc/systemd/system/tensorless@.service /etc/tensorless/instances/*; "
-        f"{rig.runtime} inspect {plan['container_name']}"
+    name = plan["container_name"]
+    seen = rig.sh(
+        "ps axewww -o args; journalctl --no-pager -o export | tr -d '\\0'; systemctl cat 'tensorless@*'; "
+        f"cat /etc/tensorless/instances/* /usr/local/lib/tensorless/launch; {rig.runtime} inspect {name}; "
+        f"{rig.runtime} logs {name} 2>&1; cat /proc/[0-9]*/environ | tr '\\0' '\\n'; true"
     )
-    assert secret not in rig.sh(places)
-    assert secret not in done["playbook_output"]
+    assert rig.sh(f"grep -rlF {secret} /etc /tmp /var/tmp /run /home /var/log /usr/local; true") == ""
+    outputs.append(rig.module("tensorless_server", name=plan["instance"], state="absent")["playbook_output"])
+    assert all("task path:" in output for output in outputs), "it was -vvv"
+    assert name in seen
+    assert secret not in seen
+    assert not any(secret in output for output in outputs)
     assert plan["untuned"]
