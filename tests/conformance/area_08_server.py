@@ -47,7 +47,9 @@ class _Case:
             host=given.get("host", "127.0.0.1"),
             port=given.get("port", 8080),
         )
-        host = HostFacts(cpu_count=32, runtimes=self.host.installed)
+        # A server can be stopped whatever is installed: its name needs no runtime.
+        runtimes = ("podman", "docker") if given["operation"] == "stop" else self.host.installed
+        host = HostFacts(cpu_count=32, runtimes=runtimes)
         self.plan = plan_model(env.load({"recipe": given["recipe"]}), host, choice).plans[0]
         self.name = str(self.plan["container_name"])
         self.tools = _server_local.LocalTools(

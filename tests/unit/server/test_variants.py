@@ -138,6 +138,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"changed": False, "output_contains": [f"{NAME} is not running"]},
     ),
     "stop, no runtime at all": ({**STOP, "installed": [], "runtime": "auto"}, {"failed": False, "changed": False}),
+    "stop, the named one is not installed": (
+        {**STOP, "installed": ["docker"], "runtime": "podman"},
+        {"failed": False, "changed": False, "output_contains": [f"{NAME} is not running"]},
+    ),
     "interrupted with docker": (
         {"operation": "interrupt", "recipe": "pn3", "runtime": "docker", "detach": False},
         {"exit_code": 130, "container_after": "absent", "output_contains": [f"stopping {NAME}"]},
