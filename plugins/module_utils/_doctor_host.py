@@ -15,6 +15,7 @@ from typing import Any, Optional
 from ansible_collections.tensorless.fleet.plugins.module_utils import _driver
 from ansible_collections.tensorless.fleet.plugins.module_utils import _gpu_log as kernel_log
 from ansible_collections.tensorless.fleet.plugins.module_utils._doctor import FAIL, HOST, PASS, WARN, Check
+from ansible_collections.tensorless.fleet.plugins.module_utils._driver_apt import UPGRADES, upgrades_text
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import HARD_THROTTLE, IDLE_MIB
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import branch
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_text import gigabytes, printable
@@ -22,8 +23,6 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._plan_text import
 CPU_FLAGS = ("avx2", "fma", "f16c")
 IMAGE_BYTES = 5 * 10**9  # the engine image unpacked, with room for the pull itself
 SKEW_WARN, SKEW_FAIL = 120, 3600
-BLACKLISTED = ("nvidia-", "libnvidia-", "libcuda", "cuda-drivers", "firmware-nvidia", "xserver-xorg-video-nvidia")
-BLACKLIST = "/etc/apt/apt.conf.d/51tensorless-nvidia"
 
 # Checks that a command on the host cannot mend, and why. The documentation prints this table.
 NO_COMMAND: Mapping[str, str] = {
@@ -63,6 +62,7 @@ class HostSeen:
     cdi_problems: Optional[Sequence[str]] = None  # None: there is no spec, which the documented check says
     refresh_units: bool = False
     toolkit: bool = False
+    unbuilt: Sequence[str] = ()  # kernels for which dkms has no module of the driver, in words
     movable: Optional[Sequence[str]] = None  # installed driver packages that unattended upgrades may move
     persistenced: bool = False  # the daemon's unit is installed
     our_pids: Sequence[int] = ()
@@ -173,6 +173,9 @@ def _driver_checks(seen: HostSeen) -> list[Check]:
         )
     else:
         checks.append(_check("driver_loaded", PASS, "the installed driver is the loaded one"))
+    if seen.unbuilt:
+        text = f"{'; '.join(seen.unbuilt)}: a boot into it comes up without a card"
+        checks.append(_check("driver_kernels", WARN, text))
     return checks
 
 
@@ -195,15 +198,13 @@ def _upgrades(seen: HostSeen) -> Check:
     if not seen.movable:
         return _check("unattended_upgrades", PASS, "unattended upgrades leave the driver alone")
     shown = ", ".join(seen.movable[:4]) + (f" and {len(seen.movable) - 4} more" if len(seen.movable) > 4 else "")
-    names = " ".join(f'"{prefix}";' for prefix in BLACKLISTED)
-    body = f"Unattended-Upgrade::Package-Blacklist {{ {names} }};"
     held = " ".join(shlex.quote(name) for name in seen.movable)
     return _check(
         "unattended_upgrades",
         FAIL,
         f"unattended upgrades may move the driver under a running server: {shown}",
-        f"put these packages on hold and on the blacklist of unattended-upgrades ({BLACKLIST})",
-        f"printf '%s\\n' {shlex.quote(body)} > {BLACKLIST} && apt-mark hold {held}",
+        f"put these packages on hold and on the blacklist of unattended-upgrades ({UPGRADES})",
+        f"printf %s {shlex.quote(upgrades_text())} > {UPGRADES} && apt-mark hold {held}",
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import branch
-from ansible_collections.tensorless.fleet.plugins.module_utils._host import Run
+from ansible_collections.tensorless.fleet.plugins.module_utils._host import Files, Run
 
 OLDEST, NEWEST = 525, 580
 RANGE = f"a driver from 525.60.13 up to the R{NEWEST} branch"
@@ -117,6 +117,12 @@ def dkms_problems(run: Run, kernels: Sequence[str], running: str, version: Optio
     built = {row[2] for row in rows if row[3].startswith("installed")}
     newest = max(kernels, key=_kernel_key, default=running)
     return [f"dkms has no module for kernel {name}" for name in dict.fromkeys([running, newest]) if name not in built]
+
+
+def kernels(files: Files) -> list[str]:
+    """The kernels that this host may boot. A removed one may leave its folder, with nothing but old modules in it."""
+    folder = "/lib/modules"
+    return [name for name in files.names(folder) if files.exists(f"{folder}/{name}/kernel")]
 
 
 def _kernel_key(name: str) -> list[tuple[int, str]]:

@@ -66,7 +66,7 @@ def run_module(module: Any) -> None:
         if not module.check_mode:
             for change in changes:
                 change.apply()
-            if work.steps:
+            if work.steps or not work.facts["driver_ok"]:
                 work.check_installed()
     except Refusal as exc:
         module.fail_json(msg=exc.message)

@@ -280,11 +280,8 @@ class Driver:
                 raise Refusal(
                     f"{name} {version} of the open kernel module is installed, which does not drive Pascal cards"
                 )
-        # A removed kernel may leave its folder behind, with nothing but old modules in it.
-        folder = "/lib/modules"
-        kernels = [name for name in self.files.names(folder) if self.files.exists(f"{folder}/{name}/kernel")]
         release = _gpu_bus.installed_version(self.files)
-        problems = _driver.dkms_problems(self.run, kernels, platform.release(), release)
+        problems = _driver.dkms_problems(self.run, _driver.kernels(self.files), platform.release(), release)
         if problems:
             raise Refusal(
                 f"the driver's kernel module was not built: {'; '.join(problems)}. Do not reboot before it is"

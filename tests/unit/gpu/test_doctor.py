@@ -143,6 +143,8 @@ def test_the_table_of_the_documentation_is_this_one() -> None:
         ("memory_errors", seen(Smi([{**P100, "ecc.mode.current": "Disabled"}]))),
         ("cards_reachable", seen(Smi([{**P100, "pcie.link.width.current": "8"}]))),
         ("kernel_log", seen(kernel_log=None)),
+        ("driver_kernels", seen(unbuilt=["dkms has no module for kernel 6.8.0-101-generic"])),
+        ("card_processes", seen(Smi([{**P100, "memory.used": "900 MiB"}], xml="<nvidia_smi_log></nvidia_smi_log>"))),
         ("clock", seen(clock_skew=-300.0)),
         ("clock", seen(clock_synchronised=False)),
         ("hf_token", seen(token="no answer in time")),
