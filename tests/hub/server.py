@@ -396,7 +396,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.seen.file = entry.name
         about = {
-            "Content-Disposition": f'inline; filename="{entry.name.rsplit("/", 1)[-1]}";',
+            "Content-Disposition": f"inline; filename*=UTF-8''{urllib.parse.quote(entry.name.rsplit('/', 1)[-1])};",
             "Cache-Control": "public, max-age=31536000",
             "ETag": f'"{entry.xet}"',
             "Accept-Ranges": "bytes",
