@@ -21,9 +21,10 @@ from typing import Any, NoReturn, Optional
 
 LABEL = "org.tensorless.plan"
 GRACE = 90  # seconds that an open answer gets before the container is killed
-DAEMON_WAIT = 60  # seconds that docker's daemon gets to come (back) before a start is given up
+DAEMON_WAIT = 60  # seconds that docker's daemon gets to come back before a container is given up for gone
 REFUSED = 78  # the unit's RestartPreventExitStatus: trying again cannot help
-KILLED = 137
+KILLED = "137"
+CLEAN = ("0", "143", KILLED)  # how a server leaves that was told to
 STOP_ASKED = "stop-was-asked"
 
 
@@ -57,16 +58,21 @@ def read(path: str) -> dict[str, Any]:
     return dict(data)
 
 
-def container(data: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """What the runtime knows under this name; waits for a docker daemon that is still starting."""
+def container(data: dict[str, Any], limit: float) -> Optional[dict[str, Any]]:
+    """What the runtime knows under this name; waits for a docker daemon that is not there (yet, or again)."""
     runtime, name = data["runtime"], data["container_name"]
-    until = time.monotonic() + DAEMON_WAIT
+    until = time.monotonic() + limit
+    told = False
     while True:
         rc, out, err = call(runtime, "container", "inspect", name)
         if rc == 0:
             return dict(json.loads(out)[0])
-        if "daemon" not in err.lower() or time.monotonic() > until:
+        gone = "daemon" in err.lower() and "permission denied" not in err.lower()
+        if not gone or time.monotonic() > until:
             return None
+        if not told:
+            say("docker's daemon does not answer; waiting for it")
+            told = True
         time.sleep(1)
 
 
@@ -77,7 +83,7 @@ def ours(record: dict[str, Any]) -> bool:
 def make_room(data: dict[str, Any]) -> None:
     """A power cut leaves the record of a container that --rm never removed; its name must be free again."""
     runtime, name = data["runtime"], data["container_name"]
-    record = container(data)
+    record = container(data, float("inf"))  # a start that gives up would stay down when the daemon is back
     if record is None:
         clear_remains(runtime, name)
         return
@@ -149,14 +155,34 @@ def stop_was_asked(data: dict[str, Any]) -> bool:
     return False
 
 
+def daemon() -> str:
+    """Which run of docker's daemon this is, while it is up; empty where its unit has another name."""
+    out = call("systemctl", "show", "-p", "LoadState,ActiveState,InvocationID", "docker.service")[1]
+    values = dict(line.partition("=")[::2] for line in out.splitlines())
+    if values.get("LoadState") != "loaded":
+        return ""
+    gone = values.get("ActiveState") in ("inactive", "failed", "deactivating")
+    return "down" if gone else values.get("InvocationID", "")
+
+
+def daemon_went() -> bool:
+    """The daemon has ended or is ending since our start: then it took the server along, as a package upgrade does."""
+    try:
+        with open(note("started"), encoding="ascii") as stream:
+            then = stream.read()
+    except OSError:
+        return False
+    return bool(then) and daemon() != then
+
+
 def note(name: str) -> str:
     """A file of this run of the service; systemd takes its folder away when the service has ended."""
     return os.path.join(os.environ.get("RUNTIME_DIRECTORY", "/run"), name)
 
 
-def write_note(name: str) -> None:
-    with contextlib.suppress(OSError), open(note(name), "w", encoding="ascii"):
-        pass
+def write_note(name: str, text: str = "") -> None:
+    with contextlib.suppress(OSError), open(note(name), "w", encoding="ascii") as stream:
+        stream.write(text)
 
 
 def watch(name: str) -> None:
@@ -217,7 +243,7 @@ def start(data: dict[str, Any]) -> NoReturn:
     argv = data["exec"]
     with contextlib.suppress(OSError):
         os.unlink(note(STOP_ASKED))
-    write_note("started")
+    write_note("started", daemon() if data["runtime"] == "docker" else "")
     if data["runtime"] == "podman":
         watch_beside(data["container_name"])
     try:
@@ -234,13 +260,15 @@ def stop(data: dict[str, Any]) -> None:
 
 def settle(data: dict[str, Any]) -> None:
     runtime, name = data["runtime"], data["container_name"]
-    killed = os.environ.get("EXIT_CODE") == "exited" and os.environ.get("EXIT_STATUS") == str(KILLED)
-    if killed and not stop_was_asked(data):
+    status = os.environ.get("EXIT_STATUS") if os.environ.get("EXIT_CODE") == "exited" else None
+    failed = False
+    if status in CLEAN and runtime == "docker" and daemon_went():
+        say("docker's daemon ended, and the server with it; nobody had asked the server to stop")
+        failed = True
+    elif status == KILLED and not stop_was_asked(data):
         say("the server was killed and nobody had asked for a stop")
         failed = True
-    else:
-        failed = False
-    record = container(data)
+    record = container(data, DAEMON_WAIT)
     if record is None:
         clear_remains(runtime, name)
     elif ours(record):

@@ -103,7 +103,22 @@ def test_a_starting_daemon_is_waited_for(calls: Calls, monkeypatch: pytest.Monke
     down = (1, "[]", "Cannot connect to the Docker daemon")
     answers = iter([down, down, record(False, ours=True)])
     monkeypatch.setattr(_launch, "call", lambda *_argv: next(answers))
-    assert _launch.container(data("docker")) is not None
+    assert _launch.container(data("docker"), float("inf")) is not None
+
+
+def test_settling_does_not_wait_for_ever(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(1000))
+    monkeypatch.setattr(_launch.time, "monotonic", lambda: next(seconds))
+    calls.answers["docker container"] = (1, "[]", "Cannot connect to the Docker daemon")
+    assert _launch.container(data("docker"), 60) is None
+    assert 60 <= len(calls.made) <= 62
+
+
+def test_a_user_whom_docker_refuses_does_not_wait(calls: Calls) -> None:
+    words = "permission denied while trying to connect to the Docker daemon socket"
+    calls.answers["docker container"] = (1, "[]", words)
+    assert _launch.container(data("docker"), float("inf")) is None
+    assert len(calls.made) == 1
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, code: str, status: str) -> None:
@@ -137,6 +152,55 @@ def test_fc_10_a_kill_is_a_stop_only_when_it_was_asked_for(
     with pytest.raises(SystemExit) as left:
         _launch.settle(data(runtime))
     assert left.value.code == result
+
+
+UP = "LoadState=loaded\nActiveState=active\nInvocationID={}\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "result"),
+    [
+        (UP.format("one"), 0),
+        (UP.format("two"), 1),
+        ("LoadState=loaded\nActiveState=deactivating\nInvocationID=one\n", 1),
+        ("LoadState=loaded\nActiveState=failed\nInvocationID=one\n", 1),
+        ("LoadState=loaded\nActiveState=reloading\nInvocationID=one\n", 0),
+        ("LoadState=loaded\nActiveState=activating\nInvocationID=one\n", 0),
+        ("LoadState=loaded\nActiveState=activating\nInvocationID=two\n", 1),
+    ],
+)
+@pytest.mark.parametrize("status", ["0", "143", "137"])
+def test_a_daemon_that_went_took_the_server_along(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, shown: str, result: int, status: str
+) -> None:
+    """`systemctl restart docker` tells every container to stop, just as `docker stop` does."""
+    ended(monkeypatch, tmp_path, "exited", status)
+    monkeypatch.setattr(_launch.os, "execvp", lambda *_argv: None)
+    calls.answers.update(
+        {
+            "docker container": MISSING,
+            "docker events": (0, '{"status":"kill","Actor":{"Attributes":{"signal":"15"}}}', ""),
+            "systemctl show": (0, UP.format("one"), ""),
+        }
+    )
+    _launch.start(data("docker"))
+    calls.answers["systemctl show"] = (0, shown, "")
+    with pytest.raises(SystemExit) as left:
+        _launch.settle(data("docker"))
+    assert left.value.code == result
+
+
+def test_a_daemon_under_another_name_is_no_reason(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    ended(monkeypatch, tmp_path, "exited", "0")
+    monkeypatch.setattr(_launch.os, "execvp", lambda *_argv: None)
+    calls.answers["docker container"] = MISSING
+    calls.answers["systemctl show"] = (0, "LoadState=not-found\nActiveState=inactive\nInvocationID=\n", "")
+    _launch.start(data("docker"))
+    with pytest.raises(SystemExit) as left:
+        _launch.settle(data("docker"))
+    assert left.value.code == 0
 
 
 def test_settle_leaves_no_container_of_ours(
