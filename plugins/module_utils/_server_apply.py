@@ -55,6 +55,8 @@ class Failed(Exception):
 
     def text(self) -> str:
         cause = health.likely_cause(self.log)
+        if cause is None and self.reason.endswith("exit status 137)"):
+            cause = "it was killed, as the kernel does when memory (or the limit set in hardening) runs out"
         parts = [f"{self.instance}: {self.reason}"]
         if cause:
             parts.append(f"probably: {cause}")

@@ -14,6 +14,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils import _server_ch
 from ansible_collections.tensorless.fleet.plugins.module_utils import _server_module as work
 from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import Runtime
+from ansible_collections.tensorless.fleet.plugins.module_utils._server_apply import Failed
 
 from tests.unit.server.fakes import Behaviour, FakeHost, plan
 
@@ -90,6 +91,13 @@ def test_a_server_that_does_not_answer_is_told_and_left(host: FakeHost) -> None:
     assert "was not ready after 20m (HTTP 503); it was left as it is; start it anew: systemctl restart" in done.failure
     assert "stopped" not in done.failure
     assert host.boxes["podman"][NAME] is box
+
+
+def test_a_killed_start_names_memory() -> None:
+    killed = Failed(NAME, "the server exited before it was ready (exit-code, exit status 137)", [])
+    assert "as the kernel does when memory (or the limit set in hardening) runs out" in killed.text()
+    killed = Failed(NAME, "the server exited before it was ready (exit-code, exit status 1)", [])
+    assert "kernel" not in killed.text()
 
 
 @contextlib.contextmanager

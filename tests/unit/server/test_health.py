@@ -89,6 +89,8 @@ def test_srv_05_an_exit_ends_the_wait_at_once() -> None:
         ('could not select device driver "" with capabilities: [[gpu]].', "docker cannot hand out the card"),
         ("open: Permission denied", "SELinux"),
         ("couldn't bind HTTP server socket", "could not bind"),
+        ("llama_model_load: error loading model: unable to allocate CUDA0 buffer", "does not fit"),
+        ("Bind for 127.0.0.1:8080 failed: port is already allocated.", "another container publishes that port"),
     ],
 )
 def test_srv_05_07_12_causes(line: str, cause: str) -> None:
