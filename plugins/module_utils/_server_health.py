@@ -200,12 +200,13 @@ def span(seconds: float) -> str:
     return f"{minutes}m{rest}s" if rest else f"{minutes}m"
 
 
+_NO_ROOM = "the model does not fit beside what already uses the card; nvidia-smi lists the processes"
 # What the last lines of an engine's log mean, most telling first.
 _CAUSES = (
     ("no kernel image is available", "the engine image was built for another GPU architecture than this card's"),
     ("forward compatibility was attempted on non supported hw", "the driver is too old for the image's CUDA"),
-    ("out of memory", "the model does not fit beside what already uses the card; nvidia-smi lists the processes"),
-    ("unable to allocate cuda", "the model does not fit beside what already uses the card; nvidia-smi lists the processes"),
+    ("out of memory", _NO_ROOM),
+    ("unable to allocate cuda", _NO_ROOM),
     ("unresolvable cdi devices", "the runtime has no such card: generate the CDI spec again (tensorless doctor)"),
     ("could not select device driver", "docker cannot hand out the card: tensorless doctor says what is missing"),
     ("invalid magic", "the model file is not a GGUF file"),
