@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench_stream import Stream
@@ -173,6 +173,11 @@ def labels(stream: Stream) -> list[str]:
     if stream.headers.get("via") or stream.headers.get("server", "llama.cpp") != "llama.cpp":
         found.append("a proxy answered: TTFT includes it")
     return found
+
+
+def drafted(record: Mapping[str, Any]) -> bool:
+    """Whether a draft model was at work: another configuration than any receipt's."""
+    return any(str(label).startswith("drafted: ") for label in record["labels"])
 
 
 def gaps_ms(stamps: Sequence[tuple[float, int]]) -> list[float]:

@@ -367,7 +367,12 @@ class Bench:
             untuned=bool(request.untuned_label),
             untuned_reasons=request.untuned_reasons,
             untuned_label=request.untuned_label,
-            receipt_applies=bool(request.receipt_applies and not request.untuned_label and not server["other_model"]),
+            receipt_applies=bool(
+                request.receipt_applies
+                and not request.untuned_label
+                and not server["other_model"]
+                and not any(_bench.drafted(record) for record in good)
+            ),
             exclusive=_exclusive(good),
             labels=[*self.labels, *sorted({label for r in good for label in r["labels"]})],
             notes=[*self.notes, *steady.pop("notes")],

@@ -197,6 +197,7 @@ def test_RL_035_a_drafted_run_without_acceptance_is_rejected() -> None:
         measure([Answer(frames(16, timings={"draft_n": 40}))])
     result = measure([Answer(frames(16, timings={"draft_n": 40, "draft_n_accepted": 30}))])
     assert "drafted: 30 of 40 draft tokens accepted" in result["labels"]
+    assert result["receipt_applies"] is False, "no receipt was measured with a draft model"
 
 
 def test_RL_039_a_recorded_stream_replays_with_its_own_stamps() -> None:
