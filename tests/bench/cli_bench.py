@@ -2,9 +2,10 @@
 """What the command costs: ``info`` and ``models`` against ``python -c pass``; Fleet against plain ansible-playbook.
 
     python tests/bench/cli_bench.py start [PAIRS]    fails when the median of the pairs is over 8
-    python tests/bench/cli_bench.py fleet [HOSTS]    fails over 10 % more time or over 1 GB; 32 hosts, 30 steps each
+    python tests/bench/cli_bench.py fleet [HOSTS]    fails over 10 % more time or over 1 GB; 32 hosts, 16 steps each
 
-Pairs in one run: this machine's own load changes by more than what is measured.
+Pairs in one run, the first of a pair in turn: this machine's own load changes by more than what is measured. The time
+of all processors stands beside the time on the clock; a busy machine moves it less.
 """
 
 from __future__ import annotations
@@ -50,13 +51,11 @@ def start(pairs: int) -> bool:
 PLAY = """- hosts: gpu
   gather_facts: false
   tasks:
-    - name: Work on {{ item }}
-      ansible.builtin.command: sleep 0.1
-      changed_when: false
-      loop: "{{ range(2) | list }}"
 """ + "".join(
-    f"    - name: Step {number}\n      ansible.builtin.debug: {{msg: '{number} on {{{{ inventory_hostname }}}}'}}\n"
-    for number in range(28)
+    f"    - name: Work {number}\n      ansible.builtin.command: sleep 0.5\n      changed_when: false\n"
+    if number % 4 == 0
+    else f"    - name: Step {number}\n      ansible.builtin.debug: {{msg: '{number}: {{{{ inventory_hostname }}}}'}}\n"
+    for number in range(16)
 )
 CHILD = """
 import sys, time, resource
@@ -78,8 +77,17 @@ print(count, round(first - begin, 2), round(end - begin, 2), own // 1024)
 """
 
 
-def fleet(hosts: int) -> bool:
-    """One play over simulated hosts, plain and through Fleet, three pairs."""
+def spent(argv: list[str], env: dict[str, str] | None = None) -> tuple[float, float, str]:
+    """Seconds on the clock and of all processors, and what was said."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - begin, used, done.stdout
+
+
+def fleet(hosts: int, limit_s: float = 300.0, wanted: int = 7) -> bool:
+    """One play over simulated hosts, plain and through Fleet, pair after pair until there are enough or it is late."""
     with tempfile.TemporaryDirectory() as folder:
         inventory, book = pathlib.Path(folder, "inventory.ini"), pathlib.Path(folder, "play.yml")
         inventory.write_text(
@@ -87,23 +95,35 @@ def fleet(hosts: int) -> bool:
         )
         book.write_text(PLAY)
         plain = [sys.executable, "-m", "ansible", "playbook", "-i", str(inventory), "--forks", "8", str(book)]
-        ratios, notes = [], []
-        for _pair in range(3):
-            base = seconds(plain, {**os.environ, "ANSIBLE_NOCOLOR": "1"})
-            begin = time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, "-c", CHILD, str(book), str(inventory), str(hosts)],
-                cwd=ROOT, capture_output=True, text=True, check=True,
-            )  # fmt: skip
-            ours = time.perf_counter() - begin
-            ratios.append(ours / base)
-            notes.append(done.stdout.split())
-            print(f"plain {base:.1f} s, Fleet {ours:.1f} s; events, first after, all after, MiB: {notes[-1]}")
+        ours = [sys.executable, "-c", CHILD, str(book), str(inventory), str(hosts)]
+        quiet = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
+        clock, processors, notes = [], [], []
+        begin, longest = time.perf_counter(), 0.0
+        while len(clock) < wanted and time.perf_counter() - begin + longest < limit_s:
+            start = time.perf_counter()
+            if len(clock) % 2:
+                mine, base = spent(ours), spent(plain, quiet)
+            else:
+                base, mine = spent(plain, quiet), spent(ours)
+            longest = max(longest, time.perf_counter() - start)
+            clock.append(mine[0] / base[0])
+            processors.append(mine[1] / base[1])
+            notes.append(mine[2].split())
+            print(
+                f"plain {base[0]:.1f} s ({base[1]:.1f} s of processors), Fleet {mine[0]:.1f} s ({mine[1]:.1f} s); "
+                f"events, first after, all after, MiB: {notes[-1]}",
+                flush=True,
+            )
         children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
         memory = max(int(note[3]) for note in notes)
-        print(f"{hosts} hosts: {statistics.median(ratios):.2f} times plain; {memory} MiB, largest child {children} MiB")
+        ratio = statistics.median(clock)
+        print(
+            f"{hosts} hosts, {len(clock)} pairs: {ratio:.2f} times plain on the clock ({min(clock):.2f} to "
+            f"{max(clock):.2f}), {statistics.median(processors):.2f} times the processors' time; "
+            f"{memory} MiB, largest child {children} MiB"
+        )
         late = all(float(note[1]) < float(note[2]) / 2 for note in notes)
-        return statistics.median(ratios) <= OVERHEAD and memory + children <= MEMORY_MIB and late
+        return ratio <= OVERHEAD and memory + children <= MEMORY_MIB and late
 
 
 if __name__ == "__main__":

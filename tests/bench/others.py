@@ -74,6 +74,13 @@ def run(name: str, *words: str, cwd: Path) -> None:
         raise RuntimeError(f"{name} ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
 
 
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves the text that prompts are cut from."""
+
+    def log_message(self, *_words: object) -> None:
+        pass
+
+
 def ours(port: int, _folder: Path, count: int) -> dict[str, list[float]]:
     request = Request("smol", port=port, runs=count, tokens=TOKENS, on_busy="label")
     result = Bench(request, lambda _argv: (127, "", "")).measure()
@@ -82,7 +89,7 @@ def ours(port: int, _folder: Path, count: int) -> dict[str, list[float]]:
 
 def benchy(port: int, folder: Path, count: int) -> dict[str, list[float]]:
     folder.joinpath("book.txt").write_text((ROOT / "LICENSES" / "GPL-3.0-or-later.txt").read_text())
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    handler = partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as books:
         threading.Thread(target=books.serve_forever, daemon=True).start()
         run(
@@ -118,7 +125,7 @@ def guidellm(port: int, folder: Path, count: int) -> dict[str, list[float]]:
 def aiperf(port: int, folder: Path, count: int) -> dict[str, list[float]]:
     run(
         "aiperf", "profile", "--model", llama.ALIAS, "--url", f"http://127.0.0.1:{port}",
-        "--endpoint-type", "completions", "--streaming", "--tokenizer", "tokenizer", "--concurrency", "1",
+        "--endpoint-type", "completions", "--streaming", "--tokenizer", str(folder / "tokenizer"), "--concurrency", "1",
         "--request-count", str(count), "--synthetic-input-tokens-mean", str(PROMPT),
         "--synthetic-input-tokens-stddev", "0", "--output-tokens-mean", str(TOKENS), "--output-tokens-stddev", "0",
         "--extra-inputs", "ignore_eos:true", "--extra-inputs", "cache_prompt:false",
