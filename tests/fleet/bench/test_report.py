@@ -40,19 +40,35 @@ def set_card(uuid: str, **values: Any) -> Callable[[dict[str, Any]], None]:
 
 @pytest.fixture
 def troubled(hosts: Fleet) -> Iterator[Fleet]:
-    """The cards' former state comes back, and so do the servers' own plans."""
+    """The cards' former state comes back; the next test measures them again under their own plans."""
     before = {host.name: state(host) for host in (hosts.a, hosts.b, hosts.c)}
     yield hosts
     for host in (hosts.a, hosts.b, hosts.c):
         change(host, lambda data, host=host: (data.clear(), data.update(before[host.name])))  # type: ignore[misc]
-    hosts.play()
 
 
-def codes(hosts: Fleet) -> dict[str, set[str]]:
-    return {card["uuid"]: SHOWN & {finding["code"] for finding in card["findings"]} for card in hosts.report()["cards"]}
+# On p100-b the card 0 is named with another context than the recipe's: untuned. The others are as the inventory says.
+ON_B = "[{'model': 'smol', 'gpu': 0, 'context': 1024}, {'model': 'smol', 'gpu': 2, 'port': 8081}]"
+UNTUNED = {"tensorless_servers": f"{{{{ {ON_B} if inventory_hostname == 'p100-b' else [{{'model': 'smol'}}] }}}}"}
 
 
-def test_every_card_is_measured_and_agrees_with_its_server(hosts: Fleet) -> None:
+def test_each_trouble_is_named_and_the_cards_beside_it_are_not_accused(troubled: Fleet) -> None:
+    hosts = troubled
+    change(hosts.a, set_card(A1, throttle_mask=0x20))
+    change(hosts.b, set_card(B2, pcie_width=4))
+    process = {"pid": 4711, "uuid": C1, "name": "python3", "memory_mib": 900}
+    change(hosts.c, lambda data: data.update(processes=[process]))
+    hosts.play(*SHORT, "-e", json.dumps(UNTUNED), name="bench")
+    cards = {card["uuid"]: card for card in hosts.report()["cards"]}
+    found = {uuid: SHOWN & {finding["code"] for finding in card["findings"]} for uuid, card in cards.items()}
+    assert found[A1] == {"heat"}
+    assert found[B1] == {"untuned"}
+    assert found[B2] == {"narrow_link"}
+    assert found[C1] == {"other_process"}
+    assert not cards[B1]["receipt_applies"] and not cards[B1]["slow"]
+
+
+def test_every_card_is_measured_agrees_with_its_server_and_is_accused_of_nothing(hosts: Fleet) -> None:
     """The same definition on both sides: gaps, not tokens."""
     hosts.play(*SHORT, name="bench")
     cards = {card["uuid"]: card for card in hosts.report()["cards"]}
@@ -62,28 +78,6 @@ def test_every_card_is_measured_and_agrees_with_its_server(hosts: Fleet) -> None
         assert card["status"] == "benched", card["reason"]
         assert abs(card["decode_tps"] / card["server_decode_tps"] - 1) <= 0.02
         assert card["witness"]["samples"] > 0 and card["witness"]["fields"]["sm_mhz"]
+        assert not SHOWN & {finding["code"] for finding in card["findings"]}
     skipped = [card for card in cards.values() if card["status"] == "skipped"]
     assert len(skipped) == 1 and "6.1" in skipped[0]["reason"]
-
-
-@pytest.mark.soak
-def test_each_trouble_is_named_and_the_cards_beside_it_are_not_accused(troubled: Fleet) -> None:
-    hosts = troubled
-    change(hosts.a, set_card(A1, throttle_mask=0x20))
-    change(hosts.b, set_card(B2, pcie_width=4))
-    hosts.play(*SHORT, name="bench")
-    found = codes(hosts)
-    assert found[A1] == {"heat"} and found[B2] == {"narrow_link"}
-    assert found[B1] == set() and found[C1] == set()
-
-    change(hosts.a, set_card(A1, throttle_mask=0))
-    change(hosts.b, set_card(B2, pcie_width=16))
-    process = {"pid": 4711, "uuid": C1, "name": "python3", "memory_mib": 900}
-    change(hosts.c, lambda data: data.update(processes=[process]))
-    untuned = {"tensorless_servers": [{"model": "smol", "gpu": "each", "context": 1024}]}
-    hosts.play("-e", json.dumps(untuned), "--limit", "p100-b,localhost", *SHORT)
-    found = codes(hosts)
-    assert found[B1] == {"untuned"} and found[B2] == {"untuned"}
-    hosts.play(*SHORT, "--limit", "p100-a,p100-c,localhost", name="bench")
-    found = codes(hosts)
-    assert found[A1] == set() and found[C1] == {"other_process"}
