@@ -196,7 +196,8 @@ def _descends(pid: int, roots: Sequence[int], files: Files) -> bool:
 
 def _cdi_problems(ask: Question, facts: Mapping[str, Any], runtime: Optional[str]) -> Optional[list[str]]:
     view = _cdi.view(ask.files)
-    if runtime != "podman" or not (view.specs or view.ignored):
+    # Without a driver that answers there is nothing to hold a spec against.
+    if runtime != "podman" or not (view.specs or view.ignored) or not facts["cards"]:
         return None
     _rc, out, _err = ask.run(["podman", "--version"])
     version = _cdi.version_tuple(out)
