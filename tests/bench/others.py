@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -66,10 +65,7 @@ def tool(name: str) -> Path:
 
 def run(name: str, *words: str, cwd: Path) -> None:
     """One tool; its own words only where it fails."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [str(tool(name) / name), *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([str(tool(name) / name), *words], cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{name} ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
 
@@ -114,8 +110,10 @@ def guidellm(port: int, folder: Path, count: int) -> dict[str, list[float]]:
         "--output", "kind=json,path=guidellm.json", "--disable-console-interactive",
         cwd=folder,
     )  # fmt: skip
-    rows = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["requests"]["successful"]
-    rows = sorted(rows, key=lambda row: row["request_start_time"])
+    requests = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["requests"]
+    rows = sorted(requests["successful"], key=lambda row: row["request_start_time"])
+    if len(rows) != count:
+        raise RuntimeError(f"guidellm counts {len(rows)} of {count} requests: {str(requests['errored'])[:500]}")
     return {
         "1000 / ITL": [1000 / row["inter_token_latency_ms"] for row in rows],
         "1000 / TPOT": [1000 / row["time_per_output_token_ms"] for row in rows],
