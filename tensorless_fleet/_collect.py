@@ -35,6 +35,8 @@ class Collector:
         self.empty_plays = 0
         self.running: dict[str, str] = {}  # host -> step at work
         self.here: str | None = None  # why a step on the controller itself (the report) failed
+        # What is said before the first play. When none begins, the error of the run says it in one line.
+        self._early: list[str] | None = []
 
     def host(self, name: str) -> HostResult:
         return self.result.hosts.setdefault(name, HostResult(name))
@@ -52,6 +54,9 @@ class Collector:
             self._on_controller(name, step, data)
             return
         if name == "playbook_on_play_start":
+            early, self._early = self._early or [], None
+            for line in early:
+                self.say("line", text=line)
             self.plays += 1
             self.say("play", text=clean(str(data.get("name") or "")))
         elif name == "playbook_on_no_hosts_matched":
@@ -130,7 +135,10 @@ class Collector:
     def _line(self, text: str) -> None:
         # Figures of long steps come by their own file; their printed form is left out here.
         if text and not text.startswith("tensorless: ["):
-            self.say("line", text=text)
+            if self._early is None:
+                self.say("line", text=text)
+            else:
+                self._early.append(text)
 
     def _learn(self, host: HostResult, action: str, answer: Mapping[str, Any]) -> None:
         """Keeps what a module of the collection said about the host."""

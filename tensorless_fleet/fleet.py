@@ -461,10 +461,9 @@ def no_host(lines: Sequence[str], collector: Collector, job: PlayJob, code: int)
             f"ansible-inventory -i {names} --graph lists what there is"
         )
     if "failed to parse" in low or "unable to parse" in low or "could not be parsed" in low:
-        causes = re.findall(r"Failed to parse inventory with '\w+' plugin: (.+?)(?= Failed to parse|\[|<<<|$)", text)
-        detail = causes[-1].strip()[:400] if causes else last_error(lines) or text[-400:]
+        detail = parse_error(text) or last_error(lines) or text[-400:]
         return InventoryError(
-            f"the inventory {names} cannot be read: {detail}. Correct it; ansible-inventory -i {names} "
+            f"the inventory {names} cannot be read: {detail.rstrip('.')}. Correct it; ansible-inventory -i {names} "
             "--graph shows whether Ansible can read it"
         )
     if code == 0 and (collector.empty_plays or not collector.plays):
@@ -477,6 +476,21 @@ def no_host(lines: Sequence[str], collector: Collector, job: PlayJob, code: int)
         )
     message = last_error(lines) or text[-400:] or f"Ansible ended with code {code} and said nothing"
     return PlayError(f"Ansible could not start the work: {message}")
+
+
+def parse_error(text: str) -> str | None:
+    """Why an inventory could not be parsed. Ansible tries one reader after the other: the file's own one counts."""
+    causes = dict(
+        re.findall(r"Failed to parse inventory with '(\w+)' plugin: (.+?)(?= Failed to parse|\[|<<<|$)", text)
+    )
+    if not causes:
+        return None
+    source = re.search(r"(?:Completely failed to parse inventory source|Unable to parse) (\S+)", text)
+    is_yaml = source is not None and source[1].endswith((".yml", ".yaml", ".json"))
+    cause = causes["yaml"] if is_yaml and "yaml" in causes else list(causes.values())[-1]
+    cause = re.sub(r", got: <class .*?>", "", cause.removeprefix("Failed to parse inventory: ")).strip(" .")
+    place = re.search(rf"Origin: {re.escape(source[1])}:(\d+)", text) if source else None
+    return cause[:400] + (f" (line {place[1]})" if place else "")
 
 
 def failures(result: Result) -> str:

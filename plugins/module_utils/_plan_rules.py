@@ -6,6 +6,7 @@ Private to the collection: may change at any time.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -33,8 +34,12 @@ def check_choice(choice: Choice) -> None:
     check_endpoint(choice.endpoint)
     if isinstance(choice.port, bool) or not isinstance(choice.port, int) or not 1 <= choice.port <= 65535:
         raise Refusal(f"port must be a whole number from 1 to 65535, not {schema.shown(choice.port)}", rc=2)
-    if not choice.host or re.search(r"[\s/@\x00-\x1f\x7f]", choice.host):
-        raise Refusal(f"host must be an address of the machine, not {schema.shown(choice.host)}", rc=2)
+    if not _is_address(choice.host, names=choice.command not in TAKE_EXTRA_ARGS):
+        raise Refusal(
+            "host must be an IP address of the machine (such as 127.0.0.1, ::1, or 0.0.0.0 for every interface), "
+            f"not {schema.shown(choice.host)}",
+            rc=2,
+        )
     if choice.runtime not in ("auto", *RUNTIMES):
         raise Refusal(f"runtime must be auto, podman or docker, not {schema.shown(choice.runtime)}", rc=2)
     for name, value, least in (
@@ -53,6 +58,16 @@ def check_choice(choice: Choice) -> None:
         if path is not None and (not path.startswith("/") or ":" in path or schema.breaks_line(path)):
             raise Refusal(f"api_key_file must be an absolute path without ':', not {schema.shown(path)}", rc=2)
     _check_extra_args(choice)
+
+
+def _is_address(host: str, names: bool) -> bool:
+    """Whether podman and docker can publish a port on this address. names: whether a host name is one as well."""
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+    except ValueError:
+        return names and not re.fullmatch(r"[0-9.]*|.*[\s/@:\[\]\x00-\x1f\x7f].*", host, re.DOTALL)
+    return "%" not in host and (address.version == 6 or not bracketed)
 
 
 def _check_extra_args(choice: Choice) -> None:

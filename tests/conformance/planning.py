@@ -41,6 +41,11 @@ def words_of(given: dict[str, Any], model: str | None) -> list[str]:
     return words
 
 
+def read(value: Any) -> Any:
+    """A cell of nvidia-smi; [N/A] and its like are what could not be read."""
+    return None if isinstance(value, str) and (not value or value.startswith("[")) else value
+
+
 def gpu_facts(given: dict[str, Any]) -> dict[str, Any]:
     """The fact nvidia_gpu for the GPUs of a case; a case that says nothing of GPUs gets one that fits."""
     if given.get("nvidia_smi") == "absent":
@@ -48,15 +53,15 @@ def gpu_facts(given: dict[str, Any]) -> dict[str, Any]:
     listed = given.get("gpus", [P100])
     return {
         "nvidia_smi": {"found": True, "rc": 0},
-        "driver_version": listed[0]["driver"] if listed else None,
+        "driver_version": read(listed[0].get("driver")) if listed else None,
         "cards": [
             {
                 "index": gpu["index"],
                 "uuid": f"GPU-{gpu['index']:08x}-0000-0000-0000-000000000000",
                 "name": gpu["name"],
-                "compute_capability": gpu.get("compute_cap"),
-                "memory_mib": gpu.get("memory_mib"),
-                "driver_version": gpu.get("driver"),
+                "compute_capability": read(gpu.get("compute_cap")),
+                "memory_mib": read(gpu.get("memory_mib")),
+                "driver_version": read(gpu.get("driver")),
             }
             for gpu in listed
         ],

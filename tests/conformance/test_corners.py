@@ -162,9 +162,10 @@ model("pn3", good("resolves", card="v100"), recipes=TWO, nvidia_smi="present", g
 model("pn3", bad("no recipe for", "6.0", "7.0"), recipes=TWO, nvidia_smi="present", gpus=[p40()])
 
 card([], bad("no recipe for", "fits this host's gpus"))
-card([p100(memory_mib=None)], bad("no recipe for"))
-card([p100(compute_cap=None)], bad("no recipe for"))
-card([p100(driver=None)], bad("driver", "525.60.13"))
+for unread in (None, "[N/A]", "[Unknown Error]", ""):
+    card([p100(memory_mib=unread)], bad("no recipe for"))
+    card([p100(compute_cap=unread)], bad("no recipe for"))
+    card([p100(driver=unread)], bad("driver", "525.60.13"))
 card([p40(), p100(1)], good("selected", gpu_index=1, container_gpu="1"), gpu=1)
 card([p100(), p40(1)], good("selected", gpu_index=0, container_gpu="0"), gpu=0)
 card([p100(), p100(1, memory_mib=None)], good("selected", container_gpu="0"))

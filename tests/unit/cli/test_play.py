@@ -279,10 +279,22 @@ def test_an_inventory_that_ansible_cannot_read(play, tmp_path):
     from tensorless_fleet.fleet import Run
 
     play(SAY).result()
-    broken = tmp_path / "broken.ini"
-    broken.write_text("[gpu]\nh1 what is this\n")
-    with pytest.raises(InventoryError, match=r"cannot be read: .*what"):
-        Run(Job("run", str(tmp_path / "play.yml"), [str(broken)]), True).result()
+    for name, text, cause in (
+        ("broken.ini", "[gpu]\nh1 what is this\n", r".*what"),
+        (
+            "broken.yml",
+            "gpu:\n  hosts:\n    h1:\n      a: 1\n     h2:\n",
+            r"YAML parsing failed: .* \(line 5\)\. Correct it",
+        ),
+        ("list.yaml", "- h1\n", r"YAML inventory has invalid structure, it should be a dictionary\. Correct it"),
+    ):
+        broken = tmp_path / name
+        broken.write_text(text)
+        run = Run(Job("run", str(tmp_path / "play.yml"), [str(broken)]), True)
+        with pytest.raises(InventoryError, match=r"cannot be read: " + cause) as raised:
+            run.result()
+        assert "ini" not in str(raised.value).replace(".ini", "") and "host pattern" not in str(raised.value)
+        assert not [event.text for event in run.events() if event.kind == "line"], "one line says it"
 
 
 def test_handlers_of_the_caller_stay_as_they_were(play):

@@ -128,7 +128,6 @@ def test_threads(cpus: int, threads: int) -> None:
         ("[::1]", "[::1]:9000:8080", "http://[::1]:9000"),
         ("::", "[::]:9000:8080", "http://[::1]:9000"),
         ("fd00::5", "[fd00::5]:9000:8080", "http://[fd00::5]:9000"),
-        ("gpu-host", "gpu-host:9000:8080", "http://gpu-host:9000"),
     ],
 )
 def test_addresses(address: str, published: str, url: str) -> None:
@@ -239,6 +238,8 @@ def test_each_card_gets_a_server() -> None:
 
 def test_each_on_a_host_with_one_card_needs_no_suffix() -> None:
     assert [made["instance"] for made in plans(gpu="each").plans] == [NAME]
+    odd = plans(host=host(gpus=gpus(gpu(0), gpu(1))), gpu="each", port=8091).plans
+    assert [made["port"] for made in odd] == [8091, 8092]
     assert plan(gpu="each", suffix=True)["instance"] == f"{NAME}-00000000"
 
 

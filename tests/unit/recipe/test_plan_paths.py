@@ -70,7 +70,17 @@ def test_endpoint_that_can_work(endpoint: str) -> None:
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["nonsense", "ftp://hub", "https://", "http://:80", "http://hub:x", "http://hub:99999", "http://h\n", "http://["],
+    [
+        "nonsense",
+        "ftp://hub",
+        "https://",
+        "http://:80",
+        "http://hub:0",
+        "http://hub:x",
+        "http://hub:99999",
+        "http://h\n",
+        "http://[",
+    ],
 )
 def test_endpoint_that_can_never_work(endpoint: str) -> None:
     with pytest.raises(Refusal, match="is not an http or https address") as refused:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 import shlex
 from typing import Any
 
@@ -23,7 +24,8 @@ from hypothesis import strategies as st
 from tests.unit.recipe.recipe_made import VALID
 
 # The machine that runs these may be busy with other things: time is no part of the properties.
-settings.register_profile("recipe", deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
+EXAMPLES = int(os.environ.get("TENSORLESS_EXAMPLES", "80"))
+settings.register_profile("recipe", deadline=None, max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 settings.load_profile("recipe")
 
 versions = st.lists(st.integers(0, 999), min_size=1, max_size=4).map(lambda parts: ".".join(map(str, parts)))

@@ -24,7 +24,7 @@ def choice(**values: Any) -> Choice:
 
 GOOD: dict[str, list[Any]] = {
     "port": [1, 8080, 65535],
-    "host": ["127.0.0.1", "0.0.0.0", "::", "fe80::1%eth0", "gpu-host-1", "[::1]"],
+    "host": ["127.0.0.1", "0.0.0.0", "::", "fe80::1", "100.64.0.7", "[::1]"],
     "runtime": ["auto", "podman", "docker"],
     "context": [None, 1, 2**63 - 1],
     "runs": [1, 3],
@@ -42,7 +42,13 @@ GOOD: dict[str, list[Any]] = {
 }
 BAD: dict[str, tuple[str, list[Any]]] = {
     "port": ("port must be a whole number from 1 to 65535, not ", [0, -1, 65536, True, "8080", None, 80.0]),
-    "host": ("host must be an address of the machine, not ", ["", "a b", "a/b", "u@h", "a\n", "\x7f"]),
+    "host": (
+        "host must be an IP address of the machine (such as 127.0.0.1, ::1, or 0.0.0.0 for every interface), not ",
+        [
+            *("", "a b", "a/b", "u@h", "a\n", "\x7f", "localhost", "999.1.1.1", "127.1", "1.2.3.4:80"),
+            *("::g", "[1.2.3.4]", "[::1", "fe80::1%eth0", "127.0.0.1\n"),
+        ],
+    ),
     "runtime": ("runtime must be auto, podman or docker, not ", ["", "containerd", "Podman"]),
     "context": ("context must be a whole number, at least 1, not ", [0, -1, True, "1", 2**63, 1.5]),
     "runs": ("runs must be a whole number, at least 1, not ", [0, -1, True]),
@@ -73,6 +79,15 @@ def test_bad_choices(name: str, value: Any) -> None:
     assert error.value.message.startswith(BAD[name][0])
     assert error.value.rc == 2
     assert "\n" not in error.value.message
+
+
+@pytest.mark.parametrize("command", ["bench", "stop", "pull"])
+def test_a_server_elsewhere_may_have_a_name(command: str) -> None:
+    for name in ("localhost", "gpu-host-1.lan", "::1", "[::1]"):
+        assert rules.check_choice(choice(host=name, command=command)) is None
+    for name in ("", "999.1.1.1", "1.2.3.4.", "a b", "a:b", "[a]", "a\n", "u@h", "a/b"):
+        with pytest.raises(Refusal, match="host must be an IP address"):
+            rules.check_choice(choice(host=name, command=command))
 
 
 @pytest.mark.parametrize("cache", ["/a:b", "relative", ""])
@@ -136,6 +151,7 @@ def test_flag_value() -> None:
     assert rules.flag_value(args, ("-sm",)) == "none"
     assert rules.flag_value(args, ("-sm", "--split-mode")) == "row"
     assert rules.flag_value(["-sm"], ("-sm",)) is None
+    assert rules.flag_value(["x", "-sm"], ("-sm",)) is None
     assert rules.flag_value([], ("-sm",)) is None
     assert rules.flag_value(["--x=a=b"], ("--x",)) == "a=b"
 
@@ -265,6 +281,7 @@ def test_switches_that_an_image_does_not_list() -> None:
         (["-ngl", "5"], "all", None, ["-ngl 5"]),
         (["-ngl", "65"], "99", 64, []),
         (["-ngl", "64"], "99", 64, ["-ngl 64"]),
+        (["-ngl", "10"], "99", 64, ["-ngl 10"]),
         (["-dev", "none"], None, None, ["-dev none"]),
         (["--device", "CUDA0"], None, None, []),
         (["-dev", "none", "--device", "CUDA0"], None, None, []),

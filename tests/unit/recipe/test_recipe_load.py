@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from ansible_collections.tensorless.fleet.plugins.module_utils._recipe import (
-    MAX_BYTES,
     build_catalog,
     choose_card,
     fold,
@@ -133,7 +132,7 @@ def test_every_problem_of_every_file_in_one_message(tmp_path: pathlib.Path) -> N
         (b"\xff\xfe", "is not valid TOML: 'utf-8' codec"),
         (b"a = " + b"[" * 10000, "is not valid TOML: "),
         (b"a = " + b"9" * 5000, "is not valid TOML: "),
-        (b"#" * (MAX_BYTES + 1), f"is larger than {MAX_BYTES} bytes, so it is no recipe"),
+        (b"#" * (2**20 + 1), "is larger than 1048576 bytes, so it is no recipe"),
         (b"a = 1\na = 2\n", "is not valid TOML: "),
     ],
     ids=["not UTF-8", "deep", "huge number", "large", "key twice"],
@@ -145,7 +144,7 @@ def test_files_that_are_no_toml(tmp_path: pathlib.Path, content: bytes, words: s
 
 def test_a_file_of_the_greatest_size_is_read(tmp_path: pathlib.Path) -> None:
     text = to_toml(VALID).encode()
-    write(tmp_path, "Org/Tiny-GGUF/x1.toml", text + b"#" * (MAX_BYTES - len(text)))
+    write(tmp_path, "Org/Tiny-GGUF/x1.toml", text + b"#" * (2**20 - len(text)))
     assert len(load_directory(str(tmp_path)).recipes) == 1
 
 

@@ -214,7 +214,7 @@ BAD: dict[str, list[Any]] = {
 def test_good_values(name: str, value: Any) -> None:
     data = changed(**{name: value})
     assert validate(data) == []
-    jsonschema.validate(data, schema.json_schema())
+    jsonschema.Draft202012Validator(schema.json_schema()).validate(data)
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
@@ -268,6 +268,21 @@ def test_long_and_odd_values_are_shown_short_and_on_one_line() -> None:
     assert schema.shown(False) == "false"
     assert schema.shown(2.5) == "2.5"
     assert len(schema.shown(list(range(1000)))) == 300
+
+
+def test_speeds_that_cannot_be_are_shown_where_they_can_be_read() -> None:
+    for value, words in ((-0.1, "-0.1"), (2**63, "this"), (-(2**63), "this"), (1e300, "this"), (float("nan"), "this")):
+        assert validate(changed(receipt__decode_tps={"short": value})) == [
+            f'receipt.decode_tps "short" must be a number that is not negative, not {words}'
+        ]
+    assert validate(changed(receipt__decode_tps={"short": 2**63 - 1, "x": 0})) == []
+
+
+def test_what_breaks_a_line() -> None:
+    for word in ("\0", "a\x1f", "\x7f", "\x80", "\x9f", "\u2028", "\u2029", "\t"):
+        assert schema.has_control(word)
+    for word in ("", "a b", " \u200b", "~\u200b", "\xa0\xad", "\u202e"):
+        assert not schema.has_control(word)
 
 
 @pytest.mark.parametrize(
