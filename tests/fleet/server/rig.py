@@ -43,6 +43,7 @@ class Rig:
     host: Host
     runtime: str
     user: str = ""
+    interpreter: str = "/usr/bin/python3"
 
     @property
     def places(self) -> Places:
@@ -132,7 +133,7 @@ class Rig:
             "ansible_host": self.host.ip,
             "ansible_user": SSH_USER,
             "ansible_ssh_common_args": " ".join(ssh_options()),
-            "ansible_python_interpreter": "/usr/bin/python3",
+            "ansible_python_interpreter": self.interpreter,
         }
         play = [{"hosts": "all", "gather_facts": False, "become": not self.user, "tasks": tasks}]
         (folder / "play.yml").write_text(json.dumps(play))
@@ -213,7 +214,7 @@ def prepare(name: str, suite: str, ip: str, runtimes: list[str]) -> Rig:
         packages = " ".join(PACKAGES[runtime] for runtime in runtimes)
         host.sh(
             "export DEBIAN_FRONTEND=noninteractive; apt-get update -q && "
-            f"apt-get install -y -q --no-install-recommends curl procps {packages}"
+            f"apt-get install -y -q --no-install-recommends curl procps strace {packages}"
         )
         cards.build()
         cards.install(host, CARDS)
