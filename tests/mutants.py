@@ -43,7 +43,7 @@ TREE = WORK / "tree"
 PACKAGE = "ansible_collections.tensorless.fleet.plugins.module_utils"
 OURS = ("ansible_collections", "tensorless_fleet", "tests", "tools")
 NEEDED = ("plugins/", "tests/", "tools/", "recipes/", "docs/reference/", "pyproject")
-TESTS = ("plan", "plan_rules", "cards", "recipe_load", "plan_paths", "recipe_schema", "recipe_released")
+TESTS = ("plan", "plan_values", "plan_rules", "cards", "recipe_load", "plan_paths", "recipe_schema", "recipe_released")
 # The modules under test, each with a fault that its tests have to see: (text, what takes its place).
 MODULES: dict[str, tuple[str, str]] = {
     "_recipe_schema": ("value > 0 else", "value >= 0 else"),
@@ -246,6 +246,11 @@ def worker(mutants: list[Mutant], log: pathlib.Path) -> None:
             out.flush()
 
 
+def survivors() -> set[str]:
+    lines = [line for log in WORK.glob("results-*.jsonl") for line in log.read_text(encoding="utf-8").splitlines()]
+    return {result["mutant"] for result in map(json.loads, lines) if result["outcome"] == "alive"}
+
+
 def report(logs: list[pathlib.Path], expected: int) -> int:
     results = [json.loads(line) for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
     for result in sorted(results, key=lambda result: result["mutant"]):
@@ -268,11 +273,13 @@ def report(logs: list[pathlib.Path], expected: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, help="only so many mutants, picked at random but always the same")
+    parser.add_argument("--again", action="store_true", help="only those that lived in the last run")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default 1)")
     parser.add_argument("modules", nargs="*", default=list(MODULES), help=f"some of: {' '.join(MODULES)}")
     given = parser.parse_args()
     if importlib.util.find_spec("cosmic_ray") is None:
         subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", COSMIC_RAY], check=True)
+    lived = survivors() if given.again else None
     copy_tree()
     os.chdir(TREE)
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
@@ -281,6 +288,7 @@ def main() -> int:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none of them is needed, and each mutant pays for their start
     prove()
     mutants = [mutant for module in given.modules for mutant in all_mutants(module)]
+    mutants = [mutant for mutant in mutants if lived is None or str(mutant) in lived]
     mutants = random.Random(1).sample(mutants, min(given.sample or len(mutants), len(mutants)))
     print(f"{len(mutants)} mutants", flush=True)
     logs, children = [], []

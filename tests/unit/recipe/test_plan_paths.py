@@ -93,6 +93,7 @@ def test_endpoint_with_a_secret_is_refused_without_showing_it(endpoint: str) -> 
     with pytest.raises(Refusal, match="user name or a password") as refused:
         paths.check_endpoint(endpoint)
     assert "hunter2" not in str(refused.value)
+    assert refused.value.rc == 2
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ BAD: dict[str, tuple[str, list[Any]]] = {
         ],
     ),
     "runtime": ("runtime must be auto, podman or docker, not ", ["", "containerd", "Podman"]),
-    "context": ("context must be a whole number, at least 1, not ", [0, -1, True, "1", 2**63, 1.5]),
+    "context": ("context must be a whole number, at least 1, not ", [0, -1, True, "1", 2**63, 2**64, 1.5]),
     "runs": ("runs must be a whole number, at least 1, not ", [0, -1, True]),
     "tokens": ("tokens must be a whole number, at least 2, not ", [1, 0, True]),
     "gpu": (
@@ -158,6 +158,7 @@ def test_flag_value() -> None:
 
 def test_without_flag() -> None:
     assert rules.without_flag(["-a", "1", "--k", "v", "--k=w", "-b", "--k"], "--k") == ["-a", "1", "-b"]
+    assert rules.without_flag(["--a", "1", "--kk=2", "--k", "v"], "--k") == ["--a", "1", "--kk=2"]
 
 
 # -- drafts, placeholders, revisions ---------------------------------------------------------------------------------
@@ -267,6 +268,7 @@ def test_switches_that_an_image_does_not_list() -> None:
         ([], "99", None, []),
         (["-ngl", "99"], "99", None, []),
         (["-ngl", "100"], "99", None, []),
+        (["-ngl", "099"], "99", None, []),
         (["-ngl", "98"], "99", None, ["-ngl 98"]),
         (["-ngl", "0"], "99", None, ["-ngl 0"]),
         (["--gpu-layers", "0"], "99", None, ["-ngl 0"]),
@@ -288,6 +290,7 @@ def test_switches_that_an_image_does_not_list() -> None:
         (["-ot", "token_embd.weight=CUDA0"], None, None, []),
         (["-ot", r"blk\..*=CPU"], None, None, [r"-ot blk\..*=CPU"]),
         (["--override-tensor=a=CUDA0,b=cpu"], None, None, ["-ot a=CUDA0,b=cpu"]),
+        (["-ot", "a=CUDA0", "--x=cpu"], None, None, []),
         (["-ot", "x=CPU_Mapped"], None, None, ["-ot x=CPU_Mapped"]),
         (["-cmoe"], None, None, ["-cmoe"]),
         (["--cpu-moe"], None, None, ["-cmoe"]),

@@ -142,6 +142,16 @@ def test_files_that_are_no_toml(tmp_path: pathlib.Path, content: bytes, words: s
     assert f"Org/Tiny-GGUF/x1.toml: invalid recipe:\n  - {words}" in refusal(tmp_path)
 
 
+def test_the_end_of_the_reason_is_shown(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, "Org/Tiny-GGUF/x1.toml", "a = 1\na = 2\n")
+    assert refusal(tmp_path).endswith("(at line 2, column 6)")
+
+
+def test_folders_may_begin_with_any_letter_of_a_repository(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, "-Org/_Tiny/x1.toml", other("-Org/_Tiny"))
+    assert [recipe.repo for recipe in load_directory(str(tmp_path)).recipes] == ["-Org/_Tiny"]
+
+
 def test_a_file_of_the_greatest_size_is_read(tmp_path: pathlib.Path) -> None:
     text = to_toml(VALID).encode()
     write(tmp_path, "Org/Tiny-GGUF/x1.toml", text + b"#" * (2**20 - len(text)))
@@ -260,6 +270,7 @@ def test_a_revision_is_a_whole_commit(revision: str) -> None:
 
 def test_case_is_folded_for_ascii_only() -> None:
     assert fold("ABC-xyz/\u0130\u212a") == "abc-xyz/\u0130\u212a"
+    assert fold("@AZ[`az{") == "@az[`az{"
     with pytest.raises(Refusal):
         resolve(build_catalog(files(other("org/k"))), "org/\u212a")
 

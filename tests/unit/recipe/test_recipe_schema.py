@@ -249,6 +249,14 @@ def test_the_documented_messages() -> None:
     ]
 
 
+def test_the_first_value_of_a_wrong_kind_is_named() -> None:
+    problems = validate(changed(run__args=["-b", 1, True], receipt__notes=["x", 1.5, 1]))
+    assert problems == [
+        "run.args must be an array of strings; it holds an integer",
+        "receipt.notes must be an array of strings; it holds a float",
+    ]
+
+
 def test_messages_say_what_was_found() -> None:
     data = changed(card__min_memory_mib=0, model__size_bytes=-5, model__revision="main", run__context=2**63)
     assert validate(data) == [
