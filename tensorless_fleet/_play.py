@@ -93,7 +93,7 @@ class Job:
     inventory: Sequence[str]
     limit: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     tags: Sequence[str] = ()
     check: bool = False
     forks: int | None = None

@@ -20,15 +20,6 @@ LOG_FILES = 20
 LOG_BYTES = 4_000_000
 
 
-class Secret(str):
-    """A text that must not be printed: its repr hides it."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'***'"
-
-
 class Private:
     """A temporary folder that nobody else can read. Use as a context manager."""
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -27,6 +29,17 @@ def processes_with(marker: str) -> list[str]:
                 continue
             if marker in line:
                 found.append(f"{entry.name} {line}")
+    return found
+
+
+def holders(secret: str) -> list[str]:
+    """What `ps axeww` would show the secret in: the words and the environment of every process."""
+    found = []
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            with contextlib.suppress(OSError):
+                if secret.encode() in (entry / name).read_bytes():
+                    found.append(f"{entry.name} {name}")
     return found
 
 
@@ -141,6 +154,46 @@ def test_nothing_is_left_behind_and_no_secret_is_written(play, own_state, tmp_pa
     for path in tmp_path.rglob("*"):
         if path.is_file():
             assert b"hf_FAKE123" not in path.read_bytes(), path
+
+
+def test_a_token_reaches_the_play_and_no_process_shows_it(play, own_state, tmp_path, monkeypatch):
+    secret = f"FAKE123{os.getpid()}"
+    token = f"hf_{secret} {{{{ 7 * 7 }}}}\n"
+    monkeypatch.setenv("HF_TOKEN", token)
+    go = tmp_path / "go"
+    run = play(
+        f"""
+- name: Hold
+  ansible.builtin.command: sh -c 'until [ -e {go} ]; do sleep 0.2; done'
+- name: Compare
+  ansible.builtin.assert:
+    that: tensorless_hf_token | hash('sha256') == '{hashlib.sha256(token.encode()).hexdigest()}'
+""",
+        secrets={"tensorless_hf_token": token},
+    )
+    try:
+        assert wait_until(lambda: processes_with(f"until [ -e {go} ]"), 60)
+        assert holders(secret) == []
+        files = [path for path in own_state.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+        assert [path.stat().st_mode & 0o777 for path in files] == [0o600]
+    finally:
+        go.touch()
+    assert run.result().ok
+    assert not any(secret in event.text for event in run.events())
+
+
+def test_the_token_of_a_fleet_travels_apart_from_the_values(tmp_path, monkeypatch):
+    from tensorless_fleet import Fleet, fleet
+
+    jobs = []
+    monkeypatch.setattr(fleet, "Run", lambda job, *_rest: jobs.append(job))
+    (tmp_path / "hosts").write_text("[gpu]\nh1\n")
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_caller")
+    made = Fleet(tmp_path / "hosts", hf_token="hf_FAKE123")
+    made.start("pull", "pn3")
+    Fleet(tmp_path / "hosts").start("pull", "pn3")
+    assert [job.secrets for job in jobs] == [{"tensorless_hf_token": "hf_FAKE123"}, {}]
+    assert "hf_FAKE123" not in repr(jobs[0]) + repr(made)
 
 
 def test_host_names_with_odd_characters_do_no_harm(play):
