@@ -282,7 +282,7 @@ for command in ("bench", "models", "pull", "stop"):
     status(USAGE, command=command, extra_args=["x"])
 for refused in ({"port": 70000}, {"context": 0}, {"context": -5}, {"gpu": -1}, {"gpu": "x"}, {"runs": 5}):
     status(USAGE, **refused)
-for refused in ({"runtime": "Podman"}, {"cache": "/a:b"}, {"host": ""}):
+for refused in ({"runtime": "Podman"}, {"cache": "/a:b"}, {"host": ""}, {"host": "999.1.1.1"}):
     status(USAGE, **refused)
 for refused in ({"runs": -1}, {"tokens": 0}):
     status(USAGE, command="bench", **refused)
