@@ -63,7 +63,9 @@ def test_address(endpoint: str, file: str, url: str) -> None:
     assert paths.resolve_url(endpoint, "Org/Repo", "rev", file) == url
 
 
-@pytest.mark.parametrize("endpoint", ["", "https://huggingface.co", "http://hub:8090/", "http://[::1]:8090/a"])
+@pytest.mark.parametrize(
+    "endpoint", ["", "https://huggingface.co", "http://hub:1", "http://hub:8090/", "http://[::1]:8090/a"]
+)
 def test_endpoint_that_can_work(endpoint: str) -> None:
     paths.check_endpoint(endpoint)
 
@@ -79,6 +81,8 @@ def test_endpoint_that_can_work(endpoint: str) -> None:
         "http://hub:x",
         "http://hub:99999",
         "http://h\n",
+        "http://h b",
+        "http://h/\u200b",
         "http://[",
     ],
 )

@@ -206,6 +206,12 @@ def test_short_names_belong_to_one_model(tmp_path: pathlib.Path) -> None:
     assert refusal(tmp_path).endswith('  - model.name "tiny" is already the short name of Org/Other-GGUF')
 
 
+def test_short_names_are_compared_whatever_the_order_of_the_files(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, "Org/A-B/x1.toml", other("Org/A-B", model__name="same"))
+    write(tmp_path, "Org/A/x1.toml", other("Org/A", model__name="same"))
+    assert refusal(tmp_path).endswith('  - model.name "same" is already the short name of Org/A-B')
+
+
 def test_cards_of_one_model_may_share_its_name_or_have_their_own(tmp_path: pathlib.Path) -> None:
     write(tmp_path, "Org/Tiny-GGUF/x1.toml")
     write(tmp_path, "Org/Tiny-GGUF/x2.toml", changed(card__id="x2"))
