@@ -113,7 +113,7 @@ fleet-tests: setup prerequisites ## molecule and all fleet tests on one fleet
 	molecule destroy --scenario-name default
 
 # ---- benches and long tests ------------------------------------------------------------------------------------------
-.PHONY: bench-plan bench-facts bench-cli bench-download bench-fleet-api soak mutants
+.PHONY: bench-plan bench-facts bench-cli bench-download bench-fleet-api bench-witness bench-others soak mutants
 bench-plan: setup ## Time of making a plan
 	$(PY) tests/bench/plan_bench.py
 
@@ -126,6 +126,12 @@ bench-cli: setup ## Time of starting the command
 bench-download: setup ## Downloads against curl and aria2 on shaped links (root; needs nginx-light, aria2, openssl)
 	$(PY) -m tests.bench.download
 
+bench-witness: setup ## What the witness costs a real llama-server; wants a quiet machine, 6 min
+	$(PY) -m tests.bench.witness
+
+bench-others: setup ## llama-benchy, guidellm and AIPerf beside ours on one server (fetches 7 GB of packages)
+	$(PY) -m tests.bench.others
+
 bench-fleet-api: setup ## A fleet of 32 simulated hosts through the Python interface
 	$(PY) tests/bench/cli_bench.py fleet
 
@@ -133,6 +139,7 @@ soak: setup prerequisites-tests bench-fleet-api ## The long tests; their last fi
 	$(FLEET) up
 	TENSORLESS_SOAK=1 $(PYTEST) tests -m soak
 	TENSORLESS_FUZZ=100000 $(PYTEST) tests/unit/gpu/test_fuzz.py
+	TENSORLESS_EXAMPLES=3000 $(PYTEST) tests/unit/recipe/test_plan_properties.py
 
 mutants: setup ## Change the product in small ways and see that a test notices
 	$(PY) tests/mutants.py
@@ -140,7 +147,7 @@ mutants: setup ## Change the product in small ways and see that a test notices
 # ---- the engine, not part of `make test` -----------------------------------------------------------------------------
 .PHONY: engine-source engine-cpu
 engine-source: setup ## The patched llama.cpp in .build/engine/source
-	test -f .build/engine/source/PROVENANCE.md || $(PY) -m engine.patches.apply --output .build/engine/source
+	$(PY) -m engine.patches.apply --update --output .build/engine/source
 
 engine-cpu: engine-source ## Build the patched server for the CPU; goes on where it was interrupted
 	sh engine/build.sh cpu .build/engine/source .build/engine/cpu

@@ -6,6 +6,11 @@
 #   build.sh seal VERSION SOURCE TARGET     VERSION, PROVENANCE.md and SHA256SUMS
 set -eu
 
+# Commits of a repository that happens to lie around the source are not the engine's: each new one would change a
+# definition and compile everything again.
+GIT_CEILING_DIRECTORIES=$(cd "$(dirname "${2:-.}")" && pwd)
+export GIT_CEILING_DIRECTORIES
+
 # The documented configuration of the engine image.
 common="-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON
  -DGGML_CCACHE=OFF -DLLAMA_BUILD_TESTS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_EXAMPLES=OFF
@@ -38,7 +43,7 @@ cpu | sm60)
         cmake -S "$source" -B "$build" -G "$generator" $common
     fi
     # shellcheck disable=SC2086
-    cmake --build "$build" -j "$jobs" --target $tools test-pn-format
+    cmake --build "$build" -j "$jobs" --target $tools test-pn-format test-pn-logits
     "$build/bin/test-pn-format" "$source/tests/pn-golden.txt"
     ;;
 install)

@@ -4,6 +4,7 @@
 //   nvcc -std=c++17 -O3 -arch=native -I engine/patches/src/ggml-cuda engine/kernels/gpu_test.cu pn.o -o gpu_test
 //   gpu_test engine/pn/golden.txt      golden vectors, one-hot products, random products against sums in double
 //   gpu_test --bench                   decode products over copy bandwidth, the four shapes of the documented model
+//   gpu_test --once                    one product of each shape, for a profiler that counts the bytes read (`ncu`)
 #include "pn-gemv.cuh"
 #include "../pn/c/pn.h"
 
@@ -249,6 +250,17 @@ template <int BITS> static void bench(int k, int n, double copy) {
         BITS, k, n, gbs[0][0], gbs[0][0] / copy, gbs[0][1], gbs[0][1] / copy, gbs[1][0] / copy, gbs[1][1] / copy);
 }
 
+template <int BITS> static void once(int k, int n) {
+    const int       nblk = k / pn_shape<BITS>::QK;
+    device<uint8_t> w((size_t) n * nblk * 34);
+    CK(cudaMemset(w.p, 0x12, w.n));
+    device<float> x(k), prep(pn_workspace<BITS>(nblk, 1)), y(n);
+    CK(cudaMemset(x.p, 0, x.n * 4));
+    pn_gemv_run<BITS>(w.p, x.p, prep.p, y.p, n, nblk, nblk * 34, 1, k, n, { true, true, sms }, 0);
+    CK(cudaDeviceSynchronize());
+    printf("pn%dt K%d N%d: %zu bytes of weights\n", BITS, k, n, w.n);
+}
+
 static double copy_bandwidth() {
     const size_t    n = 2000000000;
     device<uint8_t> a(n), b(n);
@@ -279,6 +291,11 @@ int main(int argc, char ** argv) {
         printf("copy %.0f GB/s, read and written\n", copy);
         bench<3>(5120, 17408, copy); bench<3>(5120, 5120, copy);
         bench<4>(5120, 17408, copy); bench<4>(5120, 5120, copy); bench<4>(6144, 5120, copy); bench<4>(17408, 5120, copy);
+        return 0;
+    }
+    if (argc > 1 && strcmp(argv[1], "--once") == 0) {
+        once<3>(5120, 17408), once<3>(5120, 5120), once<4>(5120, 17408), once<4>(5120, 5120), once<4>(6144, 5120);
+        once<4>(17408, 5120);
         return 0;
     }
     std::vector<std::vector<uint8_t>> blocks[2];

@@ -4,11 +4,14 @@
 ``python -m engine.patches.apply --output DIR [--archive FILE | --fetch]`` checks the archive's sha256, unpacks only
 its llama.cpp folder, adds the new files, makes each insertion where its anchor occurs exactly once, and writes
 ``PROVENANCE.md``. Anything unexpected stops it with one message, and DIR then does not exist.
+
+``--update`` brings a DIR that an earlier run made up to date: only files that differ are written, so a build goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import filecmp
 import hashlib
 import os
 import shutil
@@ -109,6 +112,26 @@ def apply(target: Path, queue: dict[str, Any]) -> None:
         path.write_text(edit(path.read_text(encoding="utf-8"), change), encoding="utf-8")
 
 
+def update(tree: Path, target: Path) -> int:
+    """Makes `target`, made by an earlier run, equal to `tree`; how many files were written or removed."""
+    if not (target / "PROVENANCE.md").is_file():
+        raise QueueError(f"{target} was not made by this script (no PROVENANCE.md); remove it or name another folder")
+    changed = 0
+    wanted = {p.relative_to(tree) for p in tree.rglob("*") if p.is_file()}
+    for name in {p.relative_to(target) for p in target.rglob("*") if p.is_file()} - wanted:
+        (target / name).unlink()
+        changed += 1
+    for name in sorted(wanted):
+        new, old = tree / name, target / name
+        if not old.is_file() or not filecmp.cmp(new, old, shallow=False):
+            old.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(new, old)
+            # The archive's times are older than what was built from the file before.
+            os.utime(old, follow_symlinks=False)
+            changed += 1
+    return changed
+
+
 def provenance(queue: dict[str, Any], base_digest: str, digest: str) -> str:
     """PROVENANCE.md: what the tree is made of."""
     base = queue["base"]
@@ -143,10 +166,11 @@ def main() -> int:
     source.add_argument("--archive", type=Path, help="the pinned archive")
     source.add_argument("--fetch", type=Path, metavar="DIR", help="download the archive into DIR unless it is there")
     parser.add_argument("--output", type=Path, required=True, help="the tree to make; must not exist")
+    parser.add_argument("--update", action="store_true", help="bring DIR up to date when an earlier run made it")
     options = parser.parse_args()
     try:
         queue = load()
-        if options.output.exists():
+        if options.output.exists() and not options.update:
             raise QueueError(f"{options.output} exists; remove it or name another folder")
         archive = options.archive or fetch(options.fetch or ROOT / ".build/engine/download", queue["base"])
         if not archive.is_file():
@@ -159,6 +183,9 @@ def main() -> int:
             base_digest = tree_digest(tree)
             apply(tree, queue)
             (tree / "PROVENANCE.md").write_text(provenance(queue, base_digest, tree_digest(tree)))
+            if options.output.exists():
+                print(f"{options.output}: {update(tree, options.output)} files changed")
+                return 0
             os.rename(tree, options.output)
     except (QueueError, OSError, tarfile.TarError) as error:
         print(f"apply: {error}", file=sys.stderr)

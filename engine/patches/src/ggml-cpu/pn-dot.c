@@ -7,11 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if !(defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
-static float block_scale(const uint8_t * block) { return pn_half_to_float((uint16_t) (block[0] | block[1] << 8)); }
-#endif
-
-#if defined(__AVX2__) && defined(__FMA__)
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 
 static inline __m256i spread(const uint8_t * word) {
@@ -21,11 +17,7 @@ static inline __m256i spread(const uint8_t * word) {
 }
 
 static inline float half_to_float(const uint8_t * p) {
-#ifdef __F16C__
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(p[0] | p[1] << 8)));
-#else
-    return block_scale(p);
-#endif
 }
 
 static inline float sum8(__m256 v) {
@@ -109,7 +101,7 @@ static float dot(int bits, int n, const uint8_t * block, const float * x) {
         for (int e = 0; e < per_block; e++) {
             sum += (float) (codes[e] - z) * x[e];
         }
-        total += block_scale(block) * sum;
+        total += pn_half_to_float((uint16_t) (block[0] | block[1] << 8)) * sum;
     }
     return total;
 }
