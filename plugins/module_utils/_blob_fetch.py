@@ -78,6 +78,8 @@ class Download:
         self._fatal: Optional[BaseException] = None
         self._closed = False
         self._fetched = 0
+        self._reach = 0  # the most that was there when everything began anew
+        self._in_vain = 0  # times that it began anew without having come further than before
         self._parts = 0
         self._restarts = 0
         self._host = source.host
@@ -264,7 +266,6 @@ class Download:
 
     def _attempt(self, number: int, session: Session, part: Part, view: memoryview) -> None:
         """One request for what the part still lacks, and what to do when it does not work out."""
-        before = part.position
         try:
             self._fetch(session, part, view)
         except NoRanges as signal:
@@ -273,8 +274,6 @@ class Download:
             part.dropped = True
         except TransportError as error:
             session.close()
-            if part.position > before:
-                part.failures = part.bad = part.refused = 0
             if part.slow:
                 part.slow = False
                 part.reopened += 1
@@ -349,6 +348,11 @@ class Download:
             with self._lock:
                 if part.dropped:
                     return
+                have = self._done.total()
+                self._in_vain = 0 if have > self._reach else self._in_vain + 1
+                self._reach = max(self._reach, have)
+                if self._in_vain > self._limits.retries:
+                    raise self._stopped("the server begins anew each time, and never comes to the end", "interrupted")
                 self._generation += 1
                 self._done = Ranges()
                 self._hashed = 0

@@ -23,6 +23,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._hub_http import 
     TransportError,
     follow,
     origin,
+    shown,
     token_may_travel,
 )
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_paths import resolve_url
@@ -127,7 +128,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> Optional[float]:
 def refusal(answer: Answer, wanted: Wanted, from_hub: bool, token: Optional[str], token_sent: bool) -> BlobError:
     """The error for a final status, told apart by the Hub's own headers where it sends them."""
     code = answer.header("X-Error-Code") or ""
-    text = " ".join((answer.header("X-Error-Message") or "").split())[:300]
+    text = shown(answer.header("X-Error-Message") or "", 300)
     status = answer.status
     excerpt = answer.excerpt()
     if token:

@@ -139,7 +139,7 @@ class Answer:
         except TransportError:
             pass
         plain = _QUERY.sub("", bytes(text).decode("utf-8", "replace"))
-        return " ".join(plain.split())[:limit]
+        return shown(plain, limit)
 
     @staticmethod
     def _guard(call: Any) -> Any:
@@ -316,10 +316,15 @@ def follow(
         url = target
 
 
+def shown(text: str, limit: int) -> str:
+    """What a server said, fit for a terminal: one line, no control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:limit]
+
+
 def explain(error: BaseException) -> str:
     """A transport failure in a few words."""
     if isinstance(error, (socket.timeout, TimeoutError)):
         return "no answer in time"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{type(error).__name__}: {shown(str(error), 100)}" if str(error) else type(error).__name__

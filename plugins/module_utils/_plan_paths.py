@@ -76,6 +76,7 @@ def check_endpoint(endpoint: str) -> None:
     try:
         split = urlsplit(endpoint)
         known = split.scheme in ("http", "https") and bool(split.hostname) and split.port != 0
+        known = known and not split.query and not split.fragment  # the file's path comes after it
         secret = "@" in split.netloc
     except ValueError:  # a port that is no number, a bracket that is not closed
         known, secret = False, "@" in endpoint
