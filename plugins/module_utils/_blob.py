@@ -213,7 +213,10 @@ def link_state(paths: BlobPaths) -> str:
 def make_link(paths: BlobPaths, dir_mode: int, owner: tuple[int, int] = (-1, -1)) -> None:
     """The snapshot link, made under a temporary name and renamed. What is not a link is never replaced."""
     folder = os.path.dirname(paths.snapshot)
-    make_dirs(folder, dir_mode, owner)
+    try:
+        make_dirs(folder, dir_mode, owner)
+    except OSError as error:
+        raise BlobError(f"could not make {folder}: {error.strerror}.", "write_failed") from error
     temporary = os.path.join(folder, f".{os.path.basename(paths.snapshot)[:200]}.{os.getpid()}.tmp")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)  # of a killed run whose number came round again
@@ -221,7 +224,7 @@ def make_link(paths: BlobPaths, dir_mode: int, owner: tuple[int, int] = (-1, -1)
         os.symlink(paths.link_text, temporary)
     except OSError as error:
         if error.errno not in _NO_LINKS:
-            raise
+            raise BlobError(f"could not make {paths.snapshot}: {error.strerror}.", "write_failed") from error
         raise BlobError(
             f"could not make the snapshot link {paths.snapshot}: {error.strerror} (errno {error.errno}). The cache "
             "needs a file system with symbolic links; choose another cache.",

@@ -35,7 +35,13 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._blob import (
 )
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_fetch import Download
 from ansible_collections.tensorless.fleet.plugins.module_utils._blob_parts import BLOCK, Limits, Outcome, Status
-from ansible_collections.tensorless.fleet.plugins.module_utils._blob_state import Lock, Ranges, discard, load_partial
+from ansible_collections.tensorless.fleet.plugins.module_utils._blob_state import (
+    Lock,
+    Ranges,
+    discard,
+    load_partial,
+    write_sidecar,
+)
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub import Busy, Resolver, Source, Wanted
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub_http import Session, TransportError
 
@@ -196,7 +202,7 @@ class Job:
 
     def _differs(self, seen: Seen) -> bool:
         # More permissions than asked for are another tool's choice; fewer would keep the server from reading.
-        return (self.options.mode & ~(seen.mode or 0)) != 0 or any(
+        return (self.options.mode & 0o444 & ~(seen.mode or 0)) != 0 or any(
             want not in (-1, have) for want, have in zip(self.options.owner, seen.owner)
         )
 
@@ -426,6 +432,8 @@ class Job:
             if self.options.owner != (-1, -1):
                 os.fchown(descriptor, *self.options.owner)
         except OSError as error:
+            size = os.fstat(descriptor).st_size
+            write_sidecar(self.paths.sidecar, self.wanted.sha256, size, Ranges([(0, size)]))  # synced by the download
             raise BlobError(
                 f"the file is complete and right, but its mode or owner could not be set: {error.strerror}. "
                 f"{self.paths.partial} is kept; give a mode and owner that this file system allows.",

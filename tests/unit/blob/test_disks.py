@@ -129,8 +129,10 @@ def test_other_troubles_of_links_are_not_blamed_on_the_file_system(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "symlink", refuse)
-    with pytest.raises(OSError, match=os.strerror(number)):
+    with pytest.raises(BlobError, match=os.strerror(number)) as error:
         bench.run()
+    assert error.value.reason == "write_failed"
+    assert str(bench.snapshot) in str(error.value)
 
 
 def test_mode_that_the_file_system_refuses(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +184,20 @@ def test_read_only_cache_with_the_file_is_enough(bench: Bench) -> None:
         assert error.value.reason == "write_failed"
     finally:
         os.system(f"umount {hub}")
+
+
+def test_verified_file_that_only_others_may_change_is_enough(bench: Bench) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be somebody else")
+    bench.run()
+    bench.blob.chmod(0o444)
+    for path in [bench.root, *bench.root.parents[:3]]:
+        path.chmod(path.stat().st_mode | 0o555)
+    os.seteuid(65534)
+    try:
+        assert not bench.run().changed
+        with pytest.raises(BlobError, match="Permission denied") as error:
+            bench.run(cache=str(bench.root / "new"))
+        assert error.value.reason == "write_failed"
+    finally:
+        os.seteuid(0)
