@@ -197,7 +197,8 @@ class Apt:
         return parse_simulation(out)
 
     def _options(self, parts: str, downgrade: bool) -> list[str]:
-        options = ["-q", "-y", "--no-install-recommends", "--allow-change-held-packages"]
+        # The holds of the driver's parts are this role's own; with them apt finds no way to move the parts together.
+        options = ["-q", "-y", "--no-install-recommends", "--ignore-hold", "--allow-change-held-packages"]
         if downgrade:
             options.append("--allow-downgrades")
         return [*options, "-o", f"Dir::Etc::PreferencesParts={parts}", "-o", "DPkg::Lock::Timeout=300"]

@@ -143,6 +143,7 @@ class Rig:
             command, env={**ENVIRON, **(environ or {})}, capture_output=True, text=True, check=False, cwd=self.tmp
         )
         output = done.stdout + done.stderr
+        (self.tmp / "output.txt").write_text(output, encoding="utf-8")
         assert not check or done.returncode == 0, output[-5000:]
         recap = next(
             (line for line in done.stdout.splitlines() if line.startswith(f"{self.host.name} ") and "ok=" in line), ""
@@ -195,7 +196,8 @@ def podman_host(repository: None) -> Iterator[Host]:
     host = start("drv-a", "10.213.25.11")
     with _served(host):
         yield host
-    host.remove()
+    if not os.environ.get("TENSORLESS_TEST_KEEP"):
+        host.remove()
 
 
 @pytest.fixture(scope="session")
@@ -203,7 +205,8 @@ def docker_host(repository: None) -> Iterator[Host]:
     host = start("drv-c", "10.213.25.13")
     with _served(host):
         yield host
-    host.remove()
+    if not os.environ.get("TENSORLESS_TEST_KEEP"):
+        host.remove()
 
 
 @pytest.fixture

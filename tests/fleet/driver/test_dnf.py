@@ -6,6 +6,7 @@ The host is told that it is of the RHEL family, and apt is out of its way. Modul
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -89,7 +90,8 @@ def dnf_host(repository: None) -> Iterator[Host]:
         f"createrepo_c -q {REPOSITORY} && mv /usr/bin/apt-get /usr/bin/apt-get.away"
     )
     yield host
-    host.remove()
+    if not os.environ.get("TENSORLESS_TEST_KEEP"):
+        host.remove()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
 import threading
 from collections.abc import Iterator
@@ -75,7 +76,8 @@ def server_host() -> Iterator[Host]:
     host.sh("systemctl daemon-reload; systemctl enable boot-id.service")
     host.reboot()
     yield host
-    host.remove()
+    if not os.environ.get("TENSORLESS_TEST_KEEP"):
+        host.remove()
 
 
 @pytest.fixture
