@@ -182,5 +182,7 @@ def validate(kind: PnType, data: bytes | U8) -> BadBlock | None:
 
 def dot(kind: PnType, row: bytes | U8, x: F32) -> float:
     """A row of blocks times activations: double products, summed in element order."""
-    products = decode(kind, row).reshape(-1).astype(np.float64) * x.reshape(-1).astype(np.float64)
-    return float(np.add.accumulate(products)[-1]) if products.size else 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        products = decode(kind, row).reshape(-1).astype(np.float64) * x.reshape(-1).astype(np.float64)
+        # The accumulator starts at +0.0, which shows only where every product is -0.0.
+        return 0.0 + float(np.add.accumulate(products)[-1]) if products.size else 0.0

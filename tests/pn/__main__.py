@@ -34,8 +34,9 @@ def main() -> int:
                     print(f"{path}: vector {i} ({file.vectors[i].get('note', 'no note')}): {code}: {why}")
                 print(f"{path.name}: {len(file.vectors)} vectors, Python and C")
                 passed, failed = passed + ok, failed + len(results)
-        except (vectors.VectorFileError, RuntimeError, OSError, KeyError) as error:
-            print(f"tests.pn: {error}", file=sys.stderr)
+        except (ValueError, TypeError, RuntimeError, OSError, KeyError) as error:
+            what = f"a vector has no {error}" if isinstance(error, KeyError) else error
+            print(f"tests.pn: {what}", file=sys.stderr)
             return 2
     print(f"{passed} passed, {failed} failed")
     return int(failed > 0)

@@ -53,6 +53,16 @@ static void decode(int bits, const uint8_t * src, float * dst, int64_t n_blocks)
     }
 }
 
+static int same_double(double a, double b) { return a == b || (a != a && b != b); }
+
+/* Bit for bit; only which NaN it is may differ. */
+static int same_floats(const float * a, const float * b, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (memcmp(a + i, b + i, 4) && !(a[i] != a[i] && b[i] != b[i])) return 0;
+    }
+    return 1;
+}
+
 static const char * check(char * line, uint8_t * bytes, uint8_t * made, float * x, float * w) {
     char *    field[6] = { 0 };
     int       n_fields = 0;
@@ -69,7 +79,7 @@ static const char * check(char * line, uint8_t * bytes, uint8_t * made, float * 
             const size_t blocks = unhex(field[2], bytes) / PN_BLOCK_BYTES;
             if (unhex_floats(field[3], x) != blocks * (size_t) n) return "element count";
             decode(bits, bytes, w, (int64_t) blocks);
-            return memcmp(x, w, blocks * (size_t) n * 4) ? "decoded weights differ" : NULL;
+            return same_floats(x, w, blocks * (size_t) n) ? NULL : "decoded weights differ";
         }
         case 'Q': {
             int    m;
@@ -94,9 +104,9 @@ static const char * check(char * line, uint8_t * bytes, uint8_t * made, float * 
                 double sum = 0;
                 decode(bits, bytes, w, (int64_t) blocks);
                 for (size_t i = 0; i < blocks * (size_t) n; i++) sum += (double) w[i] * x[i];
-                return sum == strtod(field[4], NULL) ? NULL : "dot product differs";
+                return same_double(sum, strtod(field[4], NULL)) ? NULL : "dot product differs";
             }
-            return pn_dot(bits, bytes, x, (int64_t) blocks) == strtod(field[4], NULL) ? NULL : "dot product differs";
+            return same_double(pn_dot(bits, bytes, x, (int64_t) blocks), strtod(field[4], NULL)) ? NULL : "dot product differs";
         }
         default: return "unknown kind";
     }

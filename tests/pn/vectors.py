@@ -55,6 +55,12 @@ def bits(values: np.ndarray[Any, Any]) -> list[str]:
     return [f"{v:08x}" for v in np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)]
 
 
+def index_of(m: float) -> int:
+    """The place of a multiplier in the list, -2 when it is in no place."""
+    near = np.flatnonzero(np.abs(np.asarray(pn.MULTIPLIERS) - m) < 1e-9)
+    return int(near[0]) if near.size else -2
+
+
 def refused(vector: dict[str, Any]) -> bool:
     """Whether the quantizer must refuse this group (R8)."""
     return vector.get("block") is None
@@ -69,9 +75,12 @@ def _decode(kind: pn.PnType, vector: dict[str, Any]) -> str | None:
     block = pn.as_blocks(bytes.fromhex(vector["block"]))
     if "codes" in vector and pn.codes(kind, block).reshape(-1).tolist() != vector["codes"]:
         return "codes differ"
-    got = bits(pn.decode(kind, block))
-    wrong = [e for e, (a, b) in enumerate(zip(got, vector["w"], strict=True)) if a != b]
-    return f"element {wrong[0]}: {got[wrong[0]]}, expected {vector['w'][wrong[0]]}" if wrong else None
+    got, want = pn.decode(kind, block).reshape(-1), floats(vector["w"])
+    if got.size != want.size:
+        return f"{got.size} weights, expected {want.size}"
+    # Bit for bit; only which NaN it is may differ.
+    wrong = np.flatnonzero((got.view(np.uint32) != want.view(np.uint32)) & ~(np.isnan(got) & np.isnan(want)))
+    return f"element {wrong[0]}: {bits(got)[wrong[0]]}, expected {vector['w'][wrong[0]]}" if wrong.size else None
 
 
 def _quantize(kind: pn.PnType, vector: dict[str, Any]) -> str | None:
@@ -85,8 +94,8 @@ def _quantize(kind: pn.PnType, vector: dict[str, Any]) -> str | None:
     if block.tobytes().hex() != vector["block"]:
         return f"block {block.tobytes().hex()}, expected {vector['block']}"
     _, best, error = pn.search(kind, group.reshape(1, -1))
-    if vector.get("m") is not None and pn.MULTIPLIERS[best[0]] != vector["m"]:
-        return f"m {pn.MULTIPLIERS[best[0]]}, expected {vector['m']}"
+    if vector.get("m") is not None and best[0] != index_of(vector["m"]):
+        return f"m {pn.MULTIPLIERS[best[0]] if best[0] >= 0 else 'none'}, expected {vector['m']}"
     if vector.get("err") is not None and error[0] != float.fromhex(vector["err"]):
         return f"error {float(error[0]).hex()}, expected {vector['err']}"
     return None
@@ -100,7 +109,8 @@ def _validate(kind: pn.PnType, vector: dict[str, Any]) -> str | None:
 def _dot(kind: pn.PnType, vector: dict[str, Any]) -> str | None:
     got = pn.dot(kind, bytes.fromhex(vector["row"]), floats(vector["x"]))
     want = float.fromhex(vector["dot_f64_hex"])
-    return None if got == want else f"{got.hex()}, expected {want.hex()}"
+    same = got == want or (got != got and want != want)
+    return None if same else f"{got.hex()}, expected {want.hex()}"
 
 
 def as_line(file: VectorFile, vector: dict[str, Any]) -> str:
@@ -113,5 +123,5 @@ def as_line(file: VectorFile, vector: dict[str, Any]) -> str:
     if file.kind == "dot":
         return f"T {b} {vector['row']} {''.join(vector['x'])} {vector['dot_f64_hex']}"
     m = vector.get("m")
-    index = -1 if m is None else int(np.flatnonzero(m == pn.MULTIPLIERS)[0])
+    index = -1 if m is None else index_of(m)
     return f"Q {b} {''.join(vector['x'])} {vector['block'] or '-'} {index} {vector.get('err') or '-'}"
