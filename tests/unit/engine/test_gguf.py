@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ansible_collections.tensorless.fleet.plugins.module_utils import _gguf
 
 from engine.pn import __main__ as cli
 from engine.pn import convert, gguf, mix, tensors
@@ -166,6 +167,24 @@ def test_reader_has_limits(tmp_path: Path, head: bytes, message: str) -> None:
     (tmp_path / "x.gguf").write_bytes(head)
     with pytest.raises(gguf.GgufError, match=message):
         gguf.read(tmp_path / "x.gguf")
+
+
+def test_both_readers_know_the_same_types_and_see_the_same_file(tmp_path: Path) -> None:
+    """The engine has a reader of its own: it runs without the collection and keeps metadata as bytes, to rewrite it."""
+    assert {i: (t.name.upper(), t.weights, t.size) for i, t in gguf.TYPES.items()} == {
+        i: (name.upper(), weights, size) for i, (name, weights, size) in _gguf.TYPES.items()
+    }
+    make(tmp_path / "a.gguf")
+    convert.quantize(tmp_path / "a.gguf", tmp_path / "pn.gguf", mix.load("smallest"))
+    for name in ("a.gguf", "pn.gguf"):
+        ours = gguf.read(tmp_path / name)
+        other, size = _gguf.read_file(str(tmp_path / name))
+        assert other.data_start == ours.data_start
+        assert [(t.name, t.shape, t.type, t.offset, t.size) for t in other.tensors] == [
+            (t.name, t.shape, t.type_id, t.offset, t.size()) for t in ours.tensors
+        ]
+        assert list(other.metadata) == list(ours.pairs)
+        assert _gguf.check(other, size) == []
 
 
 def test_p0k_rules() -> None:

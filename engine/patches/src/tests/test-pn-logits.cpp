@@ -93,7 +93,7 @@ int main(int argc, char ** argv) {
         if (strcmp(argv[i], "--threads") == 0) { threads = value; }
     }
     llama_log_set([](ggml_log_level level, const char * text, void *) {
-        if (level >= GGML_LOG_LEVEL_ERROR) {
+        if (level == GGML_LOG_LEVEL_ERROR) {
             fputs(text, stderr);
         }
     }, nullptr);
