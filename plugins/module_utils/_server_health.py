@@ -201,6 +201,8 @@ def span(seconds: float) -> str:
 
 
 _NO_ROOM = "the model does not fit beside what already uses the card; nvidia-smi lists the processes"
+_NO_PN = "the engine in this image does not know PN weights (pn3t, pn4t); the recipe's image, or one built here, does"
+_DAMAGED = "a block of PN weights is damaged (the log names tensor and block): tensorless verify, then pull again"
 # What the last lines of an engine's log mean, most telling first.
 _CAUSES = (
     ("no kernel image is available", "the engine image was built for another GPU architecture than this card's"),
@@ -209,6 +211,15 @@ _CAUSES = (
     ("unable to allocate cuda", _NO_ROOM),
     ("unresolvable cdi devices", "the runtime has no such card: generate the CDI spec again (tensorless doctor)"),
     ("could not select device driver", "docker cannot hand out the card: tensorless doctor says what is missing"),
+    ("invalid ggml type 124", _NO_PN),
+    ("invalid ggml type 125", _NO_PN),
+    (
+        "tensorless.pn.rotation",
+        "this engine cannot tell how the model's PN weights are rotated: use the engine that the file was made for",
+    ),
+    ("a reserved bit (", _DAMAGED),
+    ("the scale is a nan or an infinity", _DAMAGED),
+    ("data is not within the file bounds", "the model file ends before its last tensor: it is truncated"),
     ("invalid magic", "the model file is not a GGUF file"),
     ("unknown model architecture", "this engine does not know the model's architecture"),
     ("address already in use", "something else listens on that port"),

@@ -90,6 +90,14 @@ def test_srv_05_an_exit_ends_the_wait_at_once() -> None:
         ("open: Permission denied", "SELinux"),
         ("couldn't bind HTTP server socket", "could not bind"),
         ("llama_model_load: error loading model: unable to allocate CUDA0 buffer", "does not fit"),
+        ("gguf_init: tensor 'blk.0.ffn_up.weight' has invalid ggml type 125. should be in [0, 43)", "does not know PN"),
+        (
+            "this file has PN weights but does not say how (no string tensorless.pn.rotation in",
+            "PN weights are rotated",
+        ),
+        ("tensor 'blk.0.attn_q.weight' (pn3t), block 6: the scale is a NaN or an infinity", "PN weights is damaged"),
+        ("tensor 'blk.0.attn_q.weight' (pn3t), block 5: a reserved bit (15 or 31 of a word) is set", "is damaged"),
+        ("tensor 'blk.2.attn_q.weight' data is not within the file bounds, model is corrupted", "is truncated"),
         ("Bind for 127.0.0.1:8080 failed: port is already allocated.", "another container publishes that port"),
     ],
 )
