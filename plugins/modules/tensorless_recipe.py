@@ -58,7 +58,8 @@ options:
     description:
       - The GPU, by its index in C(nvidia-smi) or by its UUID. The container gets only that one.
       - V(each) plans one server for each GPU that fits, on ports counted up from O(port).
-      - Without it, the first GPU that fits is taken.
+      - Without it, the first GPU that fits is taken. Where all GPUs of the host fit, a recipe without C(-sm none) gets
+        all of them.
     type: str
   runtime:
     description: The container runtime. V(auto) takes podman where it is installed, else docker.

@@ -104,6 +104,7 @@ def test_endpoint_with_a_secret_is_refused_without_showing_it(endpoint: str) -> 
     ("size", "partial", "state"),
     [
         (10, False, "yes"),
+        (11, False, "no"),
         (10, True, "yes"),
         (9, False, "no"),
         (9, True, "partial"),

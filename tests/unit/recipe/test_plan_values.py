@@ -81,6 +81,22 @@ def test_equal_texts_are_refused_alike() -> None:
     ]
 
 
+def test_of_several_cards_and_recipes_the_first_one_is_named() -> None:
+    second = Recipe(changed(card__id="x2", card__compute_capability="6.1", card__min_driver="530.1"))
+    with pytest.raises(Refusal, match=r"driver, 525\.60\.13 or newer.* pass --card x1$"):
+        plan_model([Recipe(VALID), second], HostFacts(gpus=from_facts({})), Choice(cache="/c"))
+    two = from_facts(facts(CARD, {**CARD, "index": 1, "uuid": gpu(1).uuid}))
+    split = made(changed(run__args=[]), {"gpus": two}, {"suffix": True})
+    assert (len(split["cards"]), split["instance"]) == (2, "tensorless-org-tiny-gguf-00000000")
+
+
+def test_an_untuned_measurement_is_noted() -> None:
+    assert made(VALID, {}, {"command": "bench", "context": 1})["notes"] == [
+        "this run is untuned (--context 1 instead of 4096): its comparison with the receipt is only a rough guide"
+    ]
+    assert made(VALID, {}, {"command": "info", "context": 1})["notes"] == []
+
+
 def test_the_hash_of_a_known_plan_stays() -> None:
     """Another hash for the same server would have an update of the collection load every model anew."""
     assert made(VALID, {"cpu_count": 4}, {})["plan_hash"] == (

@@ -200,6 +200,15 @@ def test_repositories_that_differ_in_case_only(tmp_path: pathlib.Path) -> None:
     )
 
 
+def test_every_file_of_the_second_spelling_is_named(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, "ORG/TINY-GGUF/x1.toml", other("ORG/TINY-GGUF"))
+    for name, card in (("Org/Tiny-GGUF", "x1"), ("Org/Tiny-GGUF", "x2"), ("org/tiny-gguf", "x1")):
+        write(tmp_path, f"{name}/{card}.toml", other(name, card__id=card))
+    lines = [line for line in refusal(tmp_path).splitlines() if line.startswith("  - ")]
+    assert len(lines) == 3
+    assert all(f'differs from "ORG/TINY-GGUF" ({tmp_path}/ORG/TINY-GGUF/x1.toml) only' in line for line in lines)
+
+
 def test_short_names_belong_to_one_model(tmp_path: pathlib.Path) -> None:
     write(tmp_path, "Org/Other-GGUF/x1.toml", other(model__name="tiny"))
     write(tmp_path, "Org/Tiny-GGUF/x1.toml")

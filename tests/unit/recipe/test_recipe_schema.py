@@ -249,6 +249,24 @@ def test_the_documented_messages() -> None:
     ]
 
 
+def test_messages_name_the_kind_that_is_needed_and_unknown_keys_come_first() -> None:
+    data = changed(model__size_bytes="1", card__id=1, run__args="-b", run__env=[], receipt__notes={}, later=1)
+    assert validate(data) == [
+        "unknown keys: later",
+        "model.size_bytes must be an integer, not a string",
+        "card.id must be a string, not an integer",
+        "run.args must be an array, not a string",
+        "run.env must be a table, not an array",
+        "receipt.notes must be an array, not a table",
+    ]
+
+
+def test_the_largest_numbers() -> None:
+    keys = ("model__size_bytes", "card__min_memory_mib", "run__context", "run__threads_max")
+    assert validate(changed(**dict.fromkeys(keys, 2**63 - 1))) == []
+    assert len(validate(changed(**dict.fromkeys(keys, 2**63)))) == 4
+
+
 def test_the_first_value_of_a_wrong_kind_is_named() -> None:
     problems = validate(changed(run__args=["-b", 1, True], receipt__notes=["x", 1.5, 1]))
     assert problems == [
