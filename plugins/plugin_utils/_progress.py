@@ -17,7 +17,7 @@ import secrets
 import shlex
 import threading
 import time
-from typing import Any
+from typing import Any, TextIO
 
 from ansible import constants
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
@@ -26,6 +26,7 @@ from ansible.utils.display import Display
 from ansible_collections.tensorless.fleet.plugins.module_utils._progress import line, summary
 
 EVERY = 8.0
+AGAIN = 45.0  # the same line is said again only to show that it is still at work
 STALE = 40.0
 LINES = 5
 
@@ -137,13 +138,24 @@ class _Board:
         with open(temporary, "w", encoding="utf-8") as stream:
             json.dump(report, stream)
         os.replace(temporary, self._own)
-        with open(os.path.join(self._folder, "printed"), "a+", encoding="ascii") as stamp:
-            fcntl.flock(stamp, fcntl.LOCK_EX)
-            if os.fstat(stamp.fileno()).st_size and time.time() - os.fstat(stamp.fileno()).st_mtime < EVERY - 1.0:
-                return []
-            stamp.write(".")
+        with open(os.path.join(self._folder, "printed"), "a+", encoding="utf-8") as memory:
+            fcntl.flock(memory, fcntl.LOCK_EX)
+            return self._news(memory)
+
+    def _news(self, memory: TextIO) -> list[str]:
+        """What has not been printed within the last while; nothing when another process has just printed."""
+        memory.seek(0)
+        before: dict[str, float] = json.loads(memory.read() or "{}")
+        now = time.time()
+        if before and now - max(before.values()) < EVERY - 1.0:
+            return []
         reports = self._fresh()
-        return [summary(reports)] if len(reports) > LINES else [line(one) for one in reports]
+        lines = [summary(reports)] if len(reports) > LINES else [line(one) for one in reports]
+        news = [text for text in lines if now - before.get(text, 0.0) > AGAIN]
+        memory.seek(0)
+        memory.truncate()
+        json.dump({text: now if text in news else before[text] for text in lines}, memory)
+        return news
 
     def leave(self) -> None:
         with contextlib.suppress(OSError):
