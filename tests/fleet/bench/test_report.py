@@ -18,7 +18,7 @@ A1, B1, B2, C1 = (f"GPU-000000{n}-7e57-4a11-8c0d-0123456789ab" for n in ("a1", "
 STATE = "/etc/nvidia-sim/state.json"
 # What the simulated cards can show; the load of a test machine is true of all of them and stands beside it.
 SHOWN = {"heat", "power", "narrow_link", "other_process", "untuned"}
-SHORT = ("-e", "bench_runs=1", "-e", "bench_tokens=64")
+SHORT = ("-e", "bench_runs=1", "-e", "bench_tokens=32")
 
 
 def state(host: Host) -> dict[str, Any]:
