@@ -23,6 +23,10 @@ _ROW = re.compile(r"^ (\S+)\s+(?:x86_64|noarch|i686|amd64)\s+(\S+)\s+\S+\s+[\d.]
 _SECTION = re.compile(r"^(Installing|Upgrading|Downgrading|Reinstalling|Removing)[^:]*:\s*$", re.MULTILINE)
 
 
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version, re.ASCII)]
+
+
 def parse_transaction(text: str) -> Transaction:
     """The table that dnf prints before it asks."""
     found = Transaction()
@@ -62,8 +66,9 @@ class Dnf:
         for line in out.splitlines():
             parts = line.split()
             if len(parts) == 2:
-                found.setdefault(parts[0], []).insert(0, parts[1])
-        return found
+                found.setdefault(parts[0], []).append(parts[1])
+        # Newest first; dnf lists them in the order of their letters, in which 580.105 comes before 580.95.
+        return {name: sorted(versions, key=_numbers, reverse=True) for name, versions in found.items()}
 
     def choose(self, wanted: Optional[int]) -> tuple[int, list[str]]:
         branches = [wanted] if wanted is not None else list(range(_driver.NEWEST, _driver.OLDEST - 1, -1))

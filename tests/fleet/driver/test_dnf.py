@@ -21,6 +21,7 @@ RELEASES = ("570.195.03", "580.95.05", "580.105.08", "590.48.01")
 REPOSITORY = "/srv/rpms"
 SPEC = """
 %define _build_id_links none
+AutoReqProv: no
 Name: nvidia-driver
 Epoch: 3
 Version: @RELEASE@
@@ -30,28 +31,33 @@ License: none
 %description
 stand-in
 %package cuda-libs
+AutoReqProv: no
 Summary: stand-in
 %description cuda-libs
 stand-in
 %package cuda
+AutoReqProv: no
 Summary: stand-in
 Requires: nvidia-driver-cuda-libs = 3:@RELEASE@
 Requires: nvidia-kmod = 3:@RELEASE@
 %description cuda
 stand-in
 %package -n kmod-nvidia-latest-dkms
+AutoReqProv: no
 Summary: stand-in
 Provides: nvidia-kmod = 3:@RELEASE@
 Conflicts: kmod-nvidia-open-dkms
 %description -n kmod-nvidia-latest-dkms
 stand-in
 %package -n kmod-nvidia-open-dkms
+AutoReqProv: no
 Summary: stand-in
 Provides: nvidia-kmod = 3:@RELEASE@
 Conflicts: kmod-nvidia-latest-dkms
 %description -n kmod-nvidia-open-dkms
 stand-in
 %package -n nvidia-open
+AutoReqProv: no
 Summary: stand-in
 Requires: nvidia-driver-cuda = 3:@RELEASE@
 Requires: kmod-nvidia-open-dkms = 3:@RELEASE@
@@ -86,7 +92,8 @@ def dnf_host(repository: None) -> Iterator[Host]:
     host.sh(
         "gpg --batch --passphrase '' --quick-generate-key 'Tests <tests@example.invalid>' rsa3072 sign never && "
         f"gpg --armor --export >{REPOSITORY}/key.asc && "
-        f"rpmsign --define '_gpg_name tests@example.invalid' --addsign {REPOSITORY}/x86_64/*.rpm >/dev/null 2>&1 && "
+        "rpmsign --define '__gpg /usr/bin/gpg' --define '_gpg_name tests@example.invalid' "
+        f"--addsign {REPOSITORY}/x86_64/*.rpm >/dev/null 2>&1 && "
         f"createrepo_c -q {REPOSITORY} && mv /usr/bin/apt-get /usr/bin/apt-get.away"
     )
     yield host
@@ -98,7 +105,7 @@ def dnf_host(repository: None) -> Iterator[Host]:
 def rig(dnf_host: Host, tmp_path: pathlib.Path) -> Rig:
     found = Rig(dnf_host, tmp_path)
     found.sh(
-        "rm -f /etc/yum.repos.d/*; rpm -qa '*nvidia*' | xargs -r rpm -e --nodeps; dnf -q clean all; "
+        "mkdir -p /etc/yum.repos.d; rm -f /etc/yum.repos.d/*; rpm -qa '*nvidia*' | xargs -r rpm -e --nodeps; dnf -q clean all; "
         "rm -f /etc/modprobe.d/tensorless*; /usr/lib/nvidia-sim/nvidia-sim unload",
         check=False,
     )

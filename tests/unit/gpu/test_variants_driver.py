@@ -233,3 +233,12 @@ def test_dnf_says_what_a_step_replaces() -> None:
     step = next(step for step in dnf.simulate(["x"], "", False).driver if step.name.startswith("kmod"))
     assert step.old == "3:590.48.01-1.fc41"
     assert dnf.is_older(step.new, step.old)
+
+
+def test_dnf_takes_the_newest_of_a_branch() -> None:
+    """By number: dnf lists by letter, in which 580.105 comes before 580.95."""
+    names = ("nvidia-driver-cuda", "kmod-nvidia-latest-dkms")
+    versions = ("3:570.195.03-1.el9", "3:580.105.08-1.el9", "3:580.95.05-1.el9", "3:590.48.01-1.el9")
+    out = "".join(f"{name} {version}\n" for name in names for version in versions)
+    chosen = _driver_dnf.Dnf(lambda argv: (0, out, "")).choose(None)
+    assert chosen == (580, [f"{name}-3:580.105.08-1.el9" for name in names])
