@@ -13,6 +13,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils import _gguf
 from engine.pn import __main__ as cli
 from engine.pn import convert, gguf, mix, tensors
 from engine.pn import format as pn
+from tests.pn import reorder
 
 RNG = np.random.default_rng(5)
 NAMES = {
@@ -224,3 +225,19 @@ def test_quantized_source_is_refused(tmp_path: Path) -> None:
     convert.quantize(tmp_path / "a.gguf", tmp_path / "pn.gguf", mix.load("smallest"))
     with pytest.raises(convert.ConvertError, match=r"attn_q\.weight is pn3t"):
         convert.quantize(tmp_path / "pn.gguf", tmp_path / "b.gguf", mix.load("smallest"))
+
+
+def test_shuffled_neurons_leave_the_products_as_they_are(tmp_path: Path) -> None:
+    names = {"blk.0.ffn_up.weight": (8, 6), "blk.0.ffn_down.weight": (6, 8), "blk.0.attn_q.weight": (8, 8)}
+    made = {n: RNG.integers(-9, 9, s[::-1]).astype("<f4") for n, s in names.items()}
+
+    def fill(i: int, stream) -> None:  # type: ignore[no-untyped-def]
+        stream.write(made[list(names)[i]].tobytes())
+
+    gguf.write(tmp_path / "a.gguf", {}, [(n, s, 0) for n, s in names.items()], fill)
+    assert reorder.reorder(tmp_path / "a.gguf", tmp_path / "b.gguf") == 2
+    found = load(tmp_path / "b.gguf")
+    assert (found["blk.0.attn_q.weight"] == made["blk.0.attn_q.weight"]).all()
+    assert (found["blk.0.ffn_up.weight"] != made["blk.0.ffn_up.weight"]).any()
+    down, up = ("blk.0.ffn_down.weight", "blk.0.ffn_up.weight")
+    assert (found[down] @ found[up] == made[down] @ made[up]).all()

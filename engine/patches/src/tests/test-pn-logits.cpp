@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Logits of two models over the same text, compared as they leave the graph (F32, nothing rounded or stored):
 //   test-pn-logits REFERENCE.gguf MODEL.gguf TEXT [--context N] [--chunks N] [--batch N] [--threads N]
-// Ends with 1 when the mean KL divergence is 1e-6 or more, or when another token is on top where the reference's two logits
-// lie further apart than the two models' logits for them do: that would be more than rounding.
+// Ends with 1 when the mean KL divergence is 1e-6 or more, or when another token is on top although the reference's logits
+// of the two tokens lie further apart than both models differ in them: that would be more than a near tie decided by rounding.
+// What rounding alone does to a model: the same tool with a REFERENCE whose sums run in another order (tests/pn/reorder.py).
 #include "llama.h"
 
 #include <algorithm>
@@ -138,7 +139,7 @@ int main(int argc, char ** argv) {
                 const double apart = x[tx] - x[ty];
                 const double moved = fabs((double) x[tx] - y[tx]) + fabs((double) x[ty] - y[ty]);
                 other_top++;
-                beyond_rounding += apart > 1e-3 || apart > moved;
+                beyond_rounding += apart > moved;
                 printf("chunk %d position %d: token %ld and not %ld; the reference has them %.3g apart, the models differ by %.3g\n",
                     chunk, p, ty, tx, apart, moved);
             }
@@ -148,6 +149,6 @@ int main(int argc, char ** argv) {
     printf("%ld positions: mean KL %.3g, largest %.3g; largest difference of a logit %.3g (largest logit %.3g)\n", positions,
         kl_sum / positions, kl_max, diff_max, size_max);
     printf("perplexity %.6f and %.6f\n", exp(nll[0] / predicted), exp(nll[1] / predicted));
-    printf("same token on top: %ld of %ld; %ld differ by more than rounding\n", positions - other_top, positions, beyond_rounding);
+    printf("same token on top: %ld of %ld; %ld differ by more than a near tie\n", positions - other_top, positions, beyond_rounding);
     return kl_sum / positions >= 1e-6 || beyond_rounding > 0;
 }
