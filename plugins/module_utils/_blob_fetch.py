@@ -280,8 +280,8 @@ class Download:
                 return
             if isinstance(error, BadAnswer):
                 part.bad += 1
-                if part.bad >= 2 and not self._no_ranges:
-                    # First without parts; where even the rest of the file cannot be had, without ranges at all.
+                if not self._no_ranges and part.bad >= (min(4, self._limits.retries) if self._single else 2):
+                    # First without parts; where the rest cannot be had either, without ranges, though it costs more.
                     self._go_single(self._single)
                     part.dropped = True
                     return
@@ -324,19 +324,17 @@ class Download:
             raise BlobError("the Hub now reports another size for this file", "size_differs", got=source.size)
         self._host = source.host
         whole = part.position == 0 and part.end == self._size
-        if self._no_ranges and not whole:
-            self._restart(part)
-            whole = True
+        plain = whole or self._no_ranges
         headers = {}
-        if not whole:
+        if not plain:
             last = "" if self._single and part.end == self._size else str(part.end - 1)
             headers["Range"] = f"bytes={part.position}-{last}"
         answer = self._resolver.open(session, source, headers)
         part.answer = answer
         try:
-            end = self._judge.end(answer, part, source, whole, self._single)
-            if end == 0:
-                self._restart(part)
+            end = self._judge.end(answer, part, source, plain, self._single)
+            if end == 0 or (plain and not whole):
+                self._restart(part)  # not before there is something to take the place of what had come
                 end = self._size
             self._receive(answer, part, view, end)
         finally:

@@ -205,6 +205,21 @@ def test_416_for_every_range_ends_in_one_plain_stream(bench: Bench, total: str |
     assert bench.right()
 
 
+def test_what_has_come_is_not_given_up_for_a_promise(bench: Bench) -> None:
+    """Ranges are refused, and the plain request that would begin anew fails: the bytes stay."""
+    bench.leave_partial(bench.data[:300_000])
+    bench.hub.fault(headers={"Content-Range": "bytes 0-9/700000"}, when=ranged)
+    bench.hub.fault(status=503)
+    with pytest.raises(BlobError, match="HTTP 503"):
+        bench.run(QUICK._replace(retries=2))
+    assert bench.hub.requests("cdn", "GET")[-1].range is None
+    bench.hub.faults.clear()
+    before = bench.hub.bytes_sent("cdn")
+    bench.run()
+    assert bench.right()
+    assert bench.hub.bytes_sent("cdn") - before == len(bench.data) - 300_000
+
+
 def test_206_with_another_total(bench: Bench) -> None:
     bench.leave_partial(bench.data[:1000])
     bench.hub.fault(headers={"Content-Range": "bytes 1000-699999/800000"}, when=ranged)
