@@ -69,7 +69,10 @@ class Collector:
             self._ended(str(host), step, ENDINGS[name], data)
         elif name in ITEMS and host:
             raw = data.get("res")
-            self._learn(self.host(str(host)), action_of(data), raw if isinstance(raw, Mapping) else {})
+            answer: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+            self._learn(self.host(str(host)), action_of(data), answer)
+            if text := self._note(str(host), data, answer):
+                self.say("ok", str(host), step, text)
         elif name == "playbook_on_stats":
             self._on_stats(data)
         elif name in ("verbose", "warning", "error", "system_warning", "deprecated"):
@@ -117,12 +120,20 @@ class Collector:
             if answer.get("changed"):
                 kind = "changed"
             self._raise_to(host, "changed" if kind == "changed" else "ok")
-            if str(data.get("task_action")).endswith("debug") and isinstance(answer.get("msg"), str):
-                text = clean(answer["msg"])
+            text = self._note(name, data, answer)
         else:
             self._raise_to(host, "ok")
         self._learn(host, action_of(data), answer)
         self.say(kind, name, step, text)
+
+    def _note(self, name: str, data: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+        """What a debug step says about a host; "" for any other step and for the end of a loop."""
+        said = answer.get("msg")
+        if not action_of(data).endswith("debug") or not isinstance(said, str) or "results" in answer:
+            return ""
+        text = clean(said).removeprefix(f"{name} ").removeprefix(f"{name}: ")
+        self.host(name).notes.append(text)
+        return text
 
     def progress(self, report: Mapping[str, Any]) -> None:
         """The figures of a long step: how far a host is."""
@@ -160,6 +171,7 @@ class Collector:
             host.checks += [check_of(item) for item in answer.get("checks") or [] if isinstance(item, Mapping)]
         elif module == "tensorless_report":
             self.result.files += [str(path) for path in answer.get("files") or []]
+            self.result.summary = [clean(str(text)) for text in answer.get("summary") or []]
 
     def finish(self, seconds: float, interrupted: bool) -> Result:
         """Closes the books: hosts that were at work when it ended get their state."""

@@ -233,7 +233,9 @@ def dry_run(fleet: Fleet, options: Options) -> int:
 def grouped_plan(options: Options, result: Result) -> str:
     """The plans of all hosts, grouped: recipe and download once, each different command once with its hosts."""
     typed = f"tensorless {options.command}" + (f" {options.model}" if options.model else "")
-    out = [f"dry run of '{typed}' on {len(result.hosts)} hosts: nothing is pulled, downloaded or started."]
+    number = len(result.hosts)
+    where = f"{number} host{'' if number == 1 else 's'}"
+    out = [f"dry run of '{typed}' on {where}: nothing is pulled, downloaded or started."]
     pairs = [(host.host, plan) for host in result.hosts.values() for plan in host.plans]
     downloads: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
     for host, plan in pairs:

@@ -58,6 +58,7 @@ class PlainView(View):
 
     def __init__(self) -> None:
         self.play = ""  # said when a host begins in it
+        self.said: dict[str, str] = {}  # host -> its last line of progress
 
     def event(self, event: Event) -> None:
         if event.kind == "play":
@@ -74,7 +75,10 @@ class PlainView(View):
             self._write(f"{event.host}: {MARKS[event.kind]} {event.step}: {event.text}")
         elif event.kind == "changed":
             self._write(f"{event.host}: {event.step}: changed")
-        elif event.kind == "progress" or (event.kind == "ok" and event.text):
+        elif event.kind == "ok" and event.text:
+            self._write(f"{event.host}: {event.text}")
+        elif event.kind == "progress" and self.said.get(event.host) != event.text:
+            self.said[event.host] = event.text
             self._write(f"{event.host}: {event.text}")
 
     def _write(self, text: str) -> None:
@@ -184,6 +188,8 @@ def result_lines(result: Result) -> list[str]:
         lines += doctor_lines(result)
     elif result.command == "fleet":
         lines += fleet_lines(result)
+    elif result.command == "report" and result.summary:
+        lines += result.summary
     elif result.hosts:
         rows = [["HOST", "STATE", "WHAT"]]
         for host in result.hosts.values():
@@ -207,7 +213,7 @@ def host_texts(host: HostResult) -> list[str]:
         texts.append(f"{bench.model} {bench.decode_tps:.2f} tok/s decode, TTFT {bench.ttft_ms:.0f} ms{versus}")
     for item in host.skipped:
         texts.append(f"skipped: {item.get('reason')}")
-    return texts
+    return texts or host.notes
 
 
 def doctor_lines(result: Result) -> list[str]:

@@ -140,6 +140,7 @@ class HostResult:
         reason: one line for anything but ok and changed: what was found and what to do.
         step: the last step that started there.
         plans, skipped, servers, benches, checks, cards: what the run learnt about the host.
+        notes: what the playbook said about the host in so many words, one line each.
     """
 
     host: str
@@ -152,6 +153,7 @@ class HostResult:
     benches: list[Bench] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list, repr=False)
     cards: list[Card] = field(default_factory=list, repr=False)
+    notes: list[str] = field(default_factory=list, repr=False)
 
     @property
     def ok(self) -> bool:
@@ -169,6 +171,7 @@ class Result:
         seconds: how long it took.
         log: the path of the kept log, or None.
         files: files written on this machine (the report).
+        summary: the report in a few lines.
         interrupted: whether it was cancelled.
     """
 
@@ -177,6 +180,7 @@ class Result:
     seconds: float = 0.0
     log: str | None = None
     files: list[str] = field(default_factory=list)
+    summary: list[str] = field(default_factory=list, repr=False)
     interrupted: bool = False
 
     @property
