@@ -49,6 +49,7 @@ def arrived(value: Any) -> Any:
         ({"run__args": ["-sm", "none", "-dev", "none", "-ncmoe", "0", "-ngl", "all"]}, {"pn": {SHA: "no"}}, {}),
         ({"run__args": ["--split-mode", "none", "-ngl", "9"]}, {}, {"extra_args": ("-ngl", "9")}),
         ({}, {"pn": {SHA: "yes"}, "labels": {IMAGE: {rules.PN_CPU_LABEL: "exact"}}}, {"extra_args": ("-cmoe",)}),
+        ({}, {"pn": {SHA: "yes"}, "labels": {IMAGE: {}}}, {"extra_args": ("-ngl", "all")}),
         ({}, {"labels": {IMAGE: {rules.SWITCHES_LABEL: "GGML_A,GGML_B"}}}, {}),
         ({}, {}, {"extra_args": ("--api-key", "x")}),
     ],
