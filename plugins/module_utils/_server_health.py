@@ -227,6 +227,8 @@ _CAUSES = (
     ("couldn't bind", "the server could not bind its port"),
     ("permission denied", "the server may not read a file; with SELinux enforcing, look at the denials in its log"),
     ("failed to open", "the server cannot open the model file"),
+    ("open() /dev/net/tun", "the network of rootless podman needs /dev/net/tun, which this account may not open"),
+    ("unable to execute nft", "podman's network needs the program nft: install the package nftables"),
     ("no such file", "a file that the server needs is not there"),
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ from tests.fleet.machine import podman
 CACHE = "/var/lib/tensorless/hub"
 CARDS = [cards.p100(0xC1, "3B"), cards.p100(0xC2, "AF")]
 PACKAGES = {
-    "podman": "podman crun netavark aardvark-dns iptables catatonit uidmap",
+    "podman": "podman crun netavark aardvark-dns iptables nftables catatonit uidmap",
     "docker": "docker.io iptables",
 }
 TOOLKIT = "1.18.2"
@@ -212,6 +212,8 @@ def prepare(name: str, suite: str, ip: str, runtimes: list[str]) -> Rig:
     host.start()
     if host.exec("test", "-e", "/root/prepared", check=False).returncode != 0:
         packages = " ".join(PACKAGES[runtime] for runtime in runtimes)
+        if suite == "trixie" and "docker" in runtimes:
+            packages += " docker-cli"  # in Debian 12 a part of docker.io
         host.sh(
             "export DEBIAN_FRONTEND=noninteractive; apt-get update -q && "
             f"apt-get install -y -q --no-install-recommends curl procps strace {packages}"
@@ -233,7 +235,7 @@ def _toolkit(host: Host, runtimes: list[str]) -> None:
     host.sh("dpkg -i /root/toolkit/*.deb && rm -r /root/toolkit && mkdir -p /etc/cdi")
     host.sh("nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
     if "docker" in runtimes:
-        host.sh("systemctl restart docker")
+        host.sh("systemctl reset-failed docker; systemctl restart docker")
 
 
 def _model(host: Host) -> None:
@@ -256,10 +258,13 @@ def prepare_rootless(rig: Rig) -> Rig:
             '[storage]\ndriver = "overlay"\nrunroot = "/run/containers/storage"\n'
             'graphroot = "/var/lib/containers/storage"\nrootless_storage_path = "/var/lib/containers/$USER"\n',
         )
+        # As on every machine outside a container: its network needs the tun device.
+        rig.host.write("/etc/tmpfiles.d/tun.conf", "z /dev/net/tun 0666 root root\n")
+        rig.sh("systemd-tmpfiles --create /etc/tmpfiles.d/tun.conf")
         rig.sh(f"loginctl enable-linger {SSH_USER}")
         until(lambda: found.systemctl("is-system-running", check=False).strip() in ("running", "degraded"))
         folder = f"/home/{SSH_USER}/hub"
         rig.sh(f"cp -r {CACHE} {folder} && chown -R {SSH_USER}: {folder}")
-        found.own(f"podman pull -q {image()} && loginctl disable-linger", check=True)
+        found.own(f"podman pull -q {image()}")
         rig.sh("touch /root/rootless")
     return found

@@ -125,7 +125,11 @@ def test_dockers_daemon_is_restarted(rig: Rig, how: str) -> None:
         rig.sh("cp /etc/docker/daemon.json /root/daemon.json")
         rig.sh("sed -i 's/^{/{\"live-restore\": true, /' /etc/docker/daemon.json && systemctl reload docker; sleep 2")
     try:
-        rig.sh("kill -9 $(pidof dockerd); sleep 1" if how == "kill" else "systemctl restart docker")
+        rig.sh(
+            "kill -9 $(pidof dockerd); sleep 1"
+            if how == "kill"
+            else "systemctl reset-failed docker; systemctl restart docker"
+        )
         until(lambda: rig.unit(plan["instance"])["ActiveState"] == "active" and healthy(rig), 120)
     finally:
         if how == "keeping":

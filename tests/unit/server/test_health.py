@@ -89,6 +89,7 @@ def test_srv_05_an_exit_ends_the_wait_at_once() -> None:
         ('could not select device driver "" with capabilities: [[gpu]].', "docker cannot hand out the card"),
         ("open: Permission denied", "SELinux"),
         ("couldn't bind HTTP server socket", "could not bind"),
+        ("netavark: nftables error: unable to execute nft: No such file or directory (os error 2)", "package nftables"),
         ("llama_model_load: error loading model: unable to allocate CUDA0 buffer", "does not fit"),
         ("gguf_init: tensor 'blk.0.ffn_up.weight' has invalid ggml type 125. should be in [0, 43)", "does not know PN"),
         (
