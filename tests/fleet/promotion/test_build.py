@@ -7,20 +7,29 @@ those of `make engine-cpu` where TENSORLESS_ENGINE_BIN names their folder, else 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tomllib
 
+from engine.pn import convert, mix
+from tests.fleet import wheels
+from tests.fleet.fleet import RECIPES
 from tests.fleet.promotion.test_promote import PLAY, REGISTRY, ROOT, inside
+from tests.fleet.server.rig import prepare
 
 REPOSITORY = f"{REGISTRY}/engine-build-test"
 # No namespaces of their own: the tests may run in a container that cannot give any.
 UNPRIVILEGED = ("--isolation=chroot", "--network=host")
+PROGRAMS = os.environ.get("TENSORLESS_ENGINE_BIN", "")
+SUITE = os.environ.get("TENSORLESS_ENGINE_SUITE", "bookworm")  # whose C library those programs need
 CMAKE = """#!/bin/sh
 set -eu
 [ "$1" = --build ] || exit 0
@@ -45,7 +54,7 @@ def base(folder: Path, name: str, *commands: str) -> str:
     folder.mkdir()
     (folder / "cmake").write_text(CMAKE)
     lines = [
-        "FROM localhost/testhost:bookworm",
+        f"FROM localhost/testhost:{SUITE}",
         "COPY cmake /usr/local/bin/cmake",
         # What a compiler would need is not fetched; the programs' own library is this machine's.
         "RUN chmod 755 /usr/local/bin/cmake && ln -s /bin/true /usr/local/bin/apt-get",
@@ -89,9 +98,8 @@ def build(tree: Path, **values: object) -> subprocess.CompletedProcess[str]:
     inventory = tree.parent / "inventory.yml"
     inventory.write_text(json.dumps({"engine_builder": {"hosts": {"builder": {"ansible_connection": "local"}}}}))
     arguments = [*UNPRIVILEGED, "--tls-verify=false"]
-    programs = os.environ.get("TENSORLESS_ENGINE_BIN")
-    if programs:
-        arguments += ["-v", f"{Path(programs).resolve()}:/prebuilt:ro"]
+    if PROGRAMS:
+        arguments += ["-v", f"{Path(PROGRAMS).resolve()}:/prebuilt:ro"]
     given = {
         "engine_repository": REPOSITORY, "engine_tree": str(tree), "engine_push_args": ["--tls-verify=false"],
         "engine_build_args": arguments, "ansible_python_interpreter": sys.executable, **values,
@@ -136,3 +144,33 @@ def test_decoding_error_fails_the_build(tree: Path, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "1 failed" in done.stdout
     assert inside("podman", "pull", "-q", "--tls-verify=false", f"{REPOSITORY}:9.4.0-rc1-cpu").returncode != 0
+
+
+@pytest.mark.skipif(not PROGRAMS, reason="TENSORLESS_ENGINE_BIN names no folder with programs: make engine-cpu first")
+def test_product_serves_a_pn_model_with_the_image(tree: Path, tmp_path: Path) -> None:
+    pin(tree, base=base(tmp_path / "base", "serve"))
+    done = build(tree, engine_version="9.5.0", engine_candidate=1, engine_arch="cpu")
+    assert done.returncode == 0, done.stdout[-3000:]
+    digest = re.findall(rf"{re.escape(REPOSITORY)}@(sha256:[0-9a-f]{{64}})", done.stdout)[-1]
+    plain, model = tmp_path / "f32.gguf", tmp_path / "pn.gguf"
+    convert.dequantize(wheels.model_file(), plain)
+    assert convert.quantize(plain, model, mix.load("pn4t"))["pn4t"] > 100
+    with model.open("rb") as stream:
+        sha = hashlib.file_digest(stream, "sha256").hexdigest()
+
+    rig = prepare("engine-pn", SUITE, "10.213.26.11", ["podman"])
+    try:
+        recipe = tomllib.loads(next(RECIPES.glob("*/*/p100.toml")).read_text())
+        recipe["engine"]["image"] = f"{REPOSITORY}@{digest}"
+        recipe["model"] |= {"sha256": sha, "size_bytes": model.stat().st_size}
+        plan = rig.plans(recipe)[0]
+        rig.sh(f"mkdir -p $(dirname {plan['download']['blob']})")
+        copied = inside("podman", "cp", str(model), f"engine-pn:{plan['download']['blob']}")
+        assert copied.returncode == 0, copied.stderr
+        rig.host.exec("podman", "pull", "-q", recipe["engine"]["image"])
+        rig.serve(plan, health_timeout=600)
+        asked = json.dumps({"prompt": "The capital of France is", "n_predict": 8, "temperature": 0})
+        answer = rig.sh(f"curl -s http://127.0.0.1:8080/completion -d '{asked}'")
+        assert "Paris" in json.loads(answer)["content"]
+    finally:
+        rig.host.remove()
