@@ -180,6 +180,11 @@ class Apt:
             "Debian's own archive has R535 or R550 in non-free), or choose another nvidia_driver_branch"
         )
 
+    def lower(self, names: Sequence[str], branch: int) -> list[str]:
+        """By name; the pins choose. Metapackages that have no version of an allowed branch leave."""
+        gone = re.compile(r"(^cuda-drivers(-\d+)?$|-(59\d|[6-9]\d\d)(-|$))")
+        return [f"{name}-" if gone.search(name) else name for name in names]
+
     def simulate(self, packages: Sequence[str], pins: str, downgrade: bool) -> Transaction:
         """What an installation would do with these pins; nothing on the host changes."""
         with tempfile.TemporaryDirectory(prefix="tensorless-") as folder:

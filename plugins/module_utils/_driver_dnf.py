@@ -83,6 +83,12 @@ class Dnf:
             "repository in nvidia_driver_repository_url"
         )
 
+    def lower(self, names: Sequence[str], branch: int) -> list[str]:
+        """By version: dnf goes back with what is named, and with nothing that only depends on it."""
+        have = self._available(names) if names else {}
+        found = [(name, next((v for v in have.get(name, []) if branch_of(v) == branch), None)) for name in names]
+        return [f"{name}-{version}" for name, version in found if version]
+
     def simulate(self, packages: Sequence[str], pins: str, downgrade: bool) -> Transaction:
         rc, out, err = self.run(["dnf", "--assumeno", *self._options(), "install", *packages])
         found = parse_transaction(out)

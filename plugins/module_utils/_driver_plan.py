@@ -42,6 +42,10 @@ class Manager(Protocol):
         """The branch to install, and its packages."""
         raise NotImplementedError
 
+    def lower(self, names: Sequence[str], branch: int) -> list[str]:
+        """How to ask for these installed packages at an older branch."""
+        raise NotImplementedError
+
     def simulate(self, packages: Sequence[str], pins: str, downgrade: bool) -> Transaction: ...
     def install(self, packages: Sequence[str], downgrade: bool, pins: str) -> None: ...
     def is_older(self, new: str, old: str) -> bool: ...
@@ -186,16 +190,10 @@ class Driver:
         """On the way back every installed part is named, or apt would keep the high ones that nothing asks for."""
         if not self.wish.allow_downgrade:
             return []
-        if not isinstance(self.manager, _driver_apt.Apt):
-            return []  # dnf moves what depends on the named parts along with them
         named = {package.partition("=")[0] for package in self.packages}
         high = [name for name, version in installed.items() if (package_branch(name, version) or 0) > _driver.NEWEST]
         keep = [name for name in high if name not in named and not _driver.is_open_package(name)]
-        # Metapackages without a version of the allowed branches (cuda-drivers-590, nvidia-open) leave.
-        return [
-            name + "-" if re.search(r"(^cuda-drivers(-\d+)?$|-(59\d|[6-9]\d\d)(-|$))", name) else name
-            for name in sorted(keep)
-        ]
+        return self.manager.lower(sorted(keep), self.branch)
 
     def _open_installed(self, installed: Mapping[str, str]) -> bool:
         return self.old_cards and any(_driver.is_open_package(name) for name in installed)

@@ -105,8 +105,8 @@ def dnf_host(repository: None) -> Iterator[Host]:
 def rig(dnf_host: Host, tmp_path: pathlib.Path) -> Rig:
     found = Rig(dnf_host, tmp_path)
     found.sh(
-        "mkdir -p /etc/yum.repos.d; rm -f /etc/yum.repos.d/*; rpm -qa '*nvidia*' | xargs -r rpm -e --nodeps; dnf -q clean all; "
-        "rm -f /etc/modprobe.d/tensorless*; /usr/lib/nvidia-sim/nvidia-sim unload",
+        "mkdir -p /etc/yum.repos.d; rm -f /etc/yum.repos.d/*; rpm -qa '*nvidia*' | xargs -r rpm -e --nodeps; "
+        "dnf -q clean all; rm -f /etc/modprobe.d/tensorless*; /usr/lib/nvidia-sim/nvidia-sim unload",
         check=False,
     )
     found.state()
