@@ -122,7 +122,9 @@ class Download:
         while True:
             with self._lock:
                 if self._fatal is None and self._hashed < self._size:
-                    due = synced + pause - time.monotonic() if self._unsynced >= self._worth else self._limits.tick
+                    due = self._limits.tick
+                    if self._unsynced >= self._worth:
+                        due = synced + pause - time.monotonic() if self._unsynced < 4 * self._worth else 0.0
                     self._ended.wait(max(0.0, min(self._limits.tick, due)))
                 if self._fatal is not None:
                     raise self._fatal
@@ -140,10 +142,10 @@ class Download:
             began = time.monotonic()
             # When all has come, and its tail is being hashed, there is no better moment to sync.
             over = self._limits.sync_every if unsynced < self._worth else pause
-            if unsynced and (began - synced >= over or have == self._size):
+            if unsynced and (began - synced >= over or have == self._size or unsynced >= 4 * self._worth):
                 self._save()
                 synced = time.monotonic()
-                # A slow disk is not kept busy with syncing: a fifth of its time at most.
+                # A slow disk is not kept busy with small syncs: a fifth of its time at most.
                 pause = max(0.1, 4 * (synced - began))
 
     def _save(self) -> None:
@@ -420,5 +422,5 @@ class Download:
             before, self._unsynced = self._unsynced, self._unsynced + filled
             self._pace.alive(now)
             self._grown.notify_all()
-            if before < self._worth <= self._unsynced or self._done.total() >= self._size:
+            if before // self._worth < self._unsynced // self._worth or self._done.total() >= self._size:
                 self._ended.notify_all()
