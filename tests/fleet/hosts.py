@@ -107,7 +107,7 @@ class Host:
         self.write(f"{home}/authorized_keys", ssh_key().read_text())
         self.sh(f"chown -R {SSH_USER}: {home} && chmod 700 {home} && chmod 600 {home}/authorized_keys")
 
-    def wait(self, seconds: float = 60) -> None:
+    def wait(self, seconds: float = 180) -> None:
         """Until systemd has booted and sshd answers."""
         until = time.monotonic() + seconds
         while True:
