@@ -297,6 +297,7 @@ def test_switches_that_an_image_does_not_list() -> None:
         (["-ncmoe", "3"], None, None, ["-ncmoe 3"]),
         (["--n-cpu-moe=0"], None, None, []),
         (["-ncmoe", "0"], None, None, []),
+        (["-ncmoe", "-1"], None, None, ["-ncmoe -1"]),
         (["-ngl", "0", "-cmoe", "-ot", "a=CPU"], "99", None, ["-ngl 0", "-cmoe", "-ot a=CPU"]),
     ],
 )

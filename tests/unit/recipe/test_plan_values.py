@@ -87,6 +87,7 @@ def test_of_several_cards_and_recipes_the_first_one_is_named() -> None:
     with pytest.raises(Refusal, match=r"driver, 525\.60\.13 or newer.* pass --card x1$"):
         plan_model([Recipe(VALID), second], HostFacts(gpus=from_facts({})), Choice(cache="/c"))
     two = from_facts(facts(CARD, {**CARD, "index": 1, "uuid": gpu(1).uuid}))
+    assert len(made(arrived(VALID), {"gpus": two}, {})["cards"]) == 1  # it has -sm none
     split = made(changed(run__args=[]), {"gpus": two}, {"suffix": True})
     assert (len(split["cards"]), split["instance"]) == (2, "tensorless-org-tiny-gguf-00000000")
 
