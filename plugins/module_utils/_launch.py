@@ -25,6 +25,7 @@ DAEMON_WAIT = 60  # seconds that docker's daemon gets to come back before a cont
 REFUSED = 78  # the unit's RestartPreventExitStatus: trying again cannot help
 KILLED = "137"
 CLEAN = ("0", "143", KILLED)  # how a server leaves that was told to
+UNREACHABLE = ("cannot connect to the docker", "failed to connect to the docker", "error during connect")
 STOP_ASKED = "stop-was-asked"
 
 
@@ -67,13 +68,18 @@ def container(data: dict[str, Any], limit: float) -> Optional[dict[str, Any]]:
         rc, out, err = call(runtime, "container", "inspect", name)
         if rc == 0:
             return dict(json.loads(out)[0])
-        gone = "daemon" in err.lower() and "permission denied" not in err.lower()
-        if not gone or time.monotonic() > until:
+        if not no_daemon(err) or time.monotonic() > until:
             return None
         if not told:
             say("docker's daemon does not answer; waiting for it")
             told = True
         time.sleep(1)
+
+
+def no_daemon(err: str) -> bool:
+    """Docker could not be reached; not what it answered (`Error response from daemon: No such container`)."""
+    text = err.lower()
+    return "permission denied" not in text and any(words in text for words in UNREACHABLE)
 
 
 def ours(record: dict[str, Any]) -> bool:
@@ -200,11 +206,13 @@ def watch(name: str) -> None:
         time.sleep(1)
     if not record:
         return
-    database = os.path.join(record["StaticDir"].split("/overlay-containers/")[0], "libpod")
-    known, again = changed(database), False
+    storage, pid = record["StaticDir"].split("/overlay-containers/")[0], record["State"].get("Pid")
+    known, again = changed(storage), False
     while True:
         time.sleep(0.5)
-        if changed(database) == known and not again:
+        if changed(storage) == known and not again:
+            if not os.path.exists(f"/proc/{pid}"):
+                return
             continue
         rc, out, _err = call("podman", "container", "inspect", name)
         if rc != 0:
@@ -213,16 +221,18 @@ def watch(name: str) -> None:
             write_note(STOP_ASKED)
             return
         # Asking changes the database too; one more look makes up for what happened meanwhile.
-        known, again = changed(database), not again
+        known, again = changed(storage), not again
 
 
-def changed(folder: str) -> int:
-    """Grows whenever a file of the folder is written."""
+def changed(storage: str) -> int:
+    """Grows whenever podman's database is written: a folder up to version 4, the file db.sql since version 5."""
     newest = 0
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            with contextlib.suppress(OSError):
-                newest = max(newest, entry.stat().st_mtime_ns)
+    for folder, start in ((os.path.join(storage, "libpod"), ""), (storage, "db.sql")):
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(folder):
+                if entry.name.startswith(start):
+                    with contextlib.suppress(OSError):
+                        newest = max(newest, entry.stat().st_mtime_ns)
     return newest
 
 

@@ -127,7 +127,7 @@ class Runtime:
         text = last_line(err) or f"{self.name} gave no answer"
         if "permission denied" in err.lower() and self.name == "docker":
             return f"docker refused this user: {text}; add the user to the docker group, or run as root"
-        if "cannot connect to the docker daemon" in err.lower() or "docker daemon running" in err.lower():
+        if any(words in err.lower() for words in _NO_DAEMON):
             return "docker is installed but its daemon does not answer; start it: systemctl start docker"
         if is_missing_program(err):
             return f"{self.name} is not installed"
@@ -151,6 +151,7 @@ def _json_list(text: str) -> list[dict[str, Any]]:
     return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
+_NO_DAEMON = ("cannot connect to the docker daemon", "docker daemon running", "failed to connect to the docker api")
 _PUBLISHED = re.compile(r":(\d+)(?:-(\d+))?->")
 _MISSING = re.compile(
     r"no such (container|object|image)|no container with name|(container|image) not known|failed to find image|"

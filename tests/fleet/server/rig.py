@@ -261,6 +261,8 @@ def prepare_rootless(rig: Rig) -> Rig:
         # As on every machine outside a container: its network needs the tun device.
         rig.host.write("/etc/tmpfiles.d/tun.conf", "z /dev/net/tun 0666 root root\n")
         rig.sh("systemd-tmpfiles --create /etc/tmpfiles.d/tun.conf")
+        # The stand-ins lie over a part of /proc, and the kernel lets an account mount its own only beside a whole one.
+        rig.sh("mkdir -p /var/whole-proc && echo 'proc /var/whole-proc proc defaults 0 0' >>/etc/fstab && mount -a")
         rig.sh(f"loginctl enable-linger {SSH_USER}")
         until(lambda: found.systemctl("is-system-running", check=False).strip() in ("running", "degraded"))
         folder = f"/home/{SSH_USER}/hub"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -104,6 +105,40 @@ def test_a_starting_daemon_is_waited_for(calls: Calls, monkeypatch: pytest.Monke
     answers = iter([down, down, record(False, ours=True)])
     monkeypatch.setattr(_launch, "call", lambda *_argv: next(answers))
     assert _launch.container(data("docker"), float("inf")) is not None
+
+
+@pytest.mark.parametrize(
+    ("err", "gone"),
+    [
+        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?", True),
+        ("failed to connect to the docker API at unix:///var/run/docker.sock; check if the daemon is running", True),
+        ("error during connect: Get http://%2Fvar%2Frun%2Fdocker.sock/v1.45/containers/x/json: EOF", True),
+        ("Error: No such container: x", False),  # docker 20.10
+        ("Error response from daemon: No such container: x", False),  # docker 26.1
+        ("permission denied while trying to connect to the Docker daemon socket", False),
+        ("Error: no such container x", False),
+    ],
+)
+def test_a_daemon_that_answers_is_there(err: str, gone: bool) -> None:
+    assert _launch.no_daemon(err) is gone
+
+
+@pytest.mark.parametrize("file", ["libpod/bolt_state.db", "db.sql", "db.sql-wal"])
+def test_podmans_database_of_either_kind_is_watched(tmp_path: pathlib.Path, file: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    (tmp_path / "storage.lock").touch()
+    os.utime(path, ns=(1, 10**9))
+    assert _launch.changed(str(tmp_path)) == 10**9
+
+
+def test_the_watch_ends_with_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Also where podman's database is somewhere else."""
+    shown = [{"StaticDir": f"{tmp_path}/overlay-containers/x", "State": {"Running": True, "Pid": 2**22 + 1}}]
+    monkeypatch.setattr(_launch, "call", lambda *_argv: (0, json.dumps(shown), ""))
+    monkeypatch.setattr(_launch.time, "sleep", lambda _seconds: None)
+    _launch.watch(NAME)
 
 
 def test_settling_does_not_wait_for_ever(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
