@@ -207,7 +207,8 @@ def host_texts(host: HostResult) -> list[str]:
     texts = [host.reason] if host.reason else []
     for server in host.servers:
         where = f" at {server.endpoint}" if server.endpoint and server.state == "started" else ""
-        texts.append(f"{server.instance} {server.state}{where}")
+        state = server.state if server.actions else f"already {server.state}"
+        texts.append(f"{server.instance} {state}{where}")
     for bench in host.benches:
         versus = "" if bench.vs_receipt_percent is None else f" ({bench.vs_receipt_percent:+.1f}% against the receipt)"
         texts.append(f"{bench.model} {bench.decode_tps:.2f} tok/s decode, TTFT {bench.ttft_ms:.0f} ms{versus}")

@@ -76,15 +76,19 @@ def test_json_lines_are_events_and_then_the_result(capsys):
 
 def test_the_table_at_the_end():
     bench = Bench("org/m", "GPU-1", 29.95, 4460.0, 429, 30.06, -0.4)
+    server = Server("s1", "started", "http://127.0.0.1:8080", actions=("start",))
     lines = _view.result_lines(
         result(
-            a=HostResult("a", "changed", servers=[Server("s1", "started", "http://127.0.0.1:8080")], benches=[bench]),
+            a=HostResult("a", "changed", servers=[server], benches=[bench]),
             b=HostResult("b", "failed", reason="no card fits"),
+            c=HostResult("c", "ok", servers=[Server("s2", "stopped")]),
+            d=HostResult("d", "ok", notes=["model.gguf ok, 0.5 s"]),
         )
     )
     assert lines[0].split() == ["HOST", "STATE", "WHAT"]
     assert lines[1] == "a     changed  s1 started at http://127.0.0.1:8080"
     assert lines[2].strip() == "org/m 29.95 tok/s decode, TTFT 4460 ms (-0.4% against the receipt)"
+    assert lines[4] == "c     ok       s2 already stopped" and lines[5] == "d     ok       model.gguf ok, 0.5 s"
     assert lines[3] == "b     FAILED   no card fits" and lines[-1] == "12 s; the log is in /tmp/x.log"
 
 
