@@ -47,7 +47,11 @@ def arrived(value: Any) -> Any:
         ({}, {}, {"revision": VALID["model"]["revision"]}),
         ({"status": "draft"}, {}, {"allow_draft": True}),
         ({"run__args": ["-sm", "none", "-dev", "none", "-ncmoe", "0", "-ngl", "all"]}, {"pn": {SHA: "no"}}, {}),
-        ({"run__args": ["--split-mode", "none", "-ngl", "9"]}, {}, {"extra_args": ("-ngl", "9")}),
+        (
+            {"run__args": ["--split-mode", "none", "-ngl", "auto"]},
+            {"pn": {SHA: "yes"}, "labels": {IMAGE: {}}},
+            {"extra_args": ("-ngl", "auto")},
+        ),
         ({}, {"pn": {SHA: "yes"}, "labels": {IMAGE: {rules.PN_CPU_LABEL: "exact"}}}, {"extra_args": ("-cmoe",)}),
         ({}, {"pn": {SHA: "yes"}, "labels": {IMAGE: {}}}, {"extra_args": ("-ngl", "all")}),
         ({}, {"labels": {IMAGE: {rules.SWITCHES_LABEL: "GGML_A,GGML_B"}}}, {}),
@@ -88,7 +92,8 @@ def test_of_several_cards_and_recipes_the_first_one_is_named() -> None:
         plan_model([Recipe(VALID), second], HostFacts(gpus=from_facts({})), Choice(cache="/c"))
     two = from_facts(facts(CARD, {**CARD, "index": 1, "uuid": gpu(1).uuid}))
     assert len(made(arrived(VALID), {"gpus": two}, {})["cards"]) == 1  # it has -sm none
-    split = made(changed(run__args=[]), {"gpus": two}, {"suffix": True})
+    split = made(changed(run__args=[]), {"gpus": two}, arrived({"suffix": True, "runtime": "podman"}))
+    assert split["exec"].count("--device") == 2
     assert (len(split["cards"]), split["instance"]) == (2, "tensorless-org-tiny-gguf-00000000")
 
 
@@ -97,6 +102,11 @@ def test_an_untuned_measurement_is_noted() -> None:
         "this run is untuned (--context 1 instead of 4096): its comparison with the receipt is only a rough guide"
     ]
     assert made(VALID, {}, {"command": "info", "context": 1})["notes"] == []
+
+
+def test_looking_at_a_recipe_needs_no_card_that_fits() -> None:
+    other = from_facts(facts({**CARD, "compute_capability": "6.1"}))
+    assert made(VALID, {"gpus": other}, arrived({"command": "info"}))["fits"] == "no"
 
 
 def test_the_hash_of_a_known_plan_stays() -> None:
