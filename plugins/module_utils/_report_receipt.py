@@ -22,10 +22,11 @@ CONTEXTS = {4096: "ctx_4k", 32768: "ctx_32k", 65536: "ctx_65k"}
 
 
 def receipts(document: Mapping[str, Any]) -> dict[str, str]:
-    """File name -> text. One receipt for each model, card kind and image; only tuned cards that stand count."""
+    """File name -> text. One receipt for each model, card kind and image, from the tuned cards of this run."""
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for card in document["cards"]:
-        if card["status"] == "benched" and card["receipt_applies"] and card.get("image_digest"):
+        measured = card["status"] == "benched" and card["current"]
+        if measured and card["receipt_applies"] and card.get("image_digest"):
             key = (str(card["model"]), str(card["recipe_card"]), str(card["image_digest"]))
             groups.setdefault(key, []).append(card)
     out: dict[str, str] = {}

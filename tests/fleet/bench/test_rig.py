@@ -145,7 +145,9 @@ def test_a_power_sweep_measures_at_each_limit_and_ends_at_the_former_one(card: H
 
 @pytest.mark.soak
 def test_a_receipt_is_written_for_people_and_for_the_recipe(hosts: Fleet) -> None:
-    run = hosts.play("-e", "bench_runs=2", "-e", "bench_tokens=24", name="receipt")
+    shutil.rmtree(fleet.STATE / "report" / "receipts", ignore_errors=True)
+    # A test machine is never as quiet as a receipt wants it.
+    run = hosts.play("-e", "bench_runs=2", "-e", "bench_tokens=24", "-e", "bench_on_busy=label", name="receipt")
     found = sorted((fleet.STATE / "report" / "receipts").iterdir())
     assert {path.suffix for path in found} == {".toml", ".md"}, run.output
     text = next(path for path in found if path.suffix == ".toml").read_text()
