@@ -71,6 +71,7 @@ def test_a_mirror_refuses_strangers(spread: Spread) -> None:
     assert "changed=0" in text
 
 
+@pytest.mark.soak
 def test_a_port_that_is_taken_fails_the_mirror(spread: Spread) -> None:
     """Otherwise every receiver would go to the Hub, and nobody would know."""
     first = HOSTS[0]
