@@ -22,6 +22,7 @@ import tomllib
 from engine.pn import convert, mix
 from tests.fleet import wheels
 from tests.fleet.fleet import RECIPES
+from tests.fleet.hosts import Host
 from tests.fleet.promotion.test_promote import PLAY, REGISTRY, ROOT, inside
 from tests.fleet.server.rig import prepare
 
@@ -158,8 +159,9 @@ def test_product_serves_a_pn_model_with_the_image(tree: Path, tmp_path: Path) ->
     with model.open("rb") as stream:
         sha = hashlib.file_digest(stream, "sha256").hexdigest()
 
-    rig = prepare("engine-pn", SUITE, "10.213.26.11", ["podman"])
+    Host("engine-pn", "", "").remove()  # of a run that was killed
     try:
+        rig = prepare("engine-pn", SUITE, "10.213.47.11", ["podman"])
         recipe = tomllib.loads(next(RECIPES.glob("*/*/p100.toml")).read_text())
         recipe["engine"]["image"] = f"{REPOSITORY}@{digest}"
         recipe["model"] |= {"sha256": sha, "size_bytes": model.stat().st_size}
@@ -167,10 +169,11 @@ def test_product_serves_a_pn_model_with_the_image(tree: Path, tmp_path: Path) ->
         rig.sh(f"mkdir -p $(dirname {plan['download']['blob']})")
         copied = inside("podman", "cp", str(model), f"engine-pn:{plan['download']['blob']}")
         assert copied.returncode == 0, copied.stderr
+        rig.sh(f"chmod 644 {plan['download']['blob']}")
         rig.host.exec("podman", "pull", "-q", recipe["engine"]["image"])
         rig.serve(plan, health_timeout=600)
         asked = json.dumps({"prompt": "The capital of France is", "n_predict": 8, "temperature": 0})
         answer = rig.sh(f"curl -s http://127.0.0.1:8080/completion -d '{asked}'")
         assert "Paris" in json.loads(answer)["content"]
     finally:
-        rig.host.remove()
+        Host("engine-pn", "", "").remove()
