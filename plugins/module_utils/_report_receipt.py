@@ -68,7 +68,9 @@ def scope(cards: Sequence[Mapping[str, Any]], digest: str) -> list[str]:
     first = cards[0]
     names = sorted({str(card["name"]) for card in cards})
     drivers = sorted({str(card["driver_version"]) for card in cards})
-    runs = sum(len(card["runs"]) for card in cards)
+    runs = [run for card in cards for run in card["runs"]]
+    tokens = sorted({int(run["tokens"]) for run in runs})
+    labels = sorted({str(label) for card in cards for label in card["labels"]})
     return [
         f"engine image {digest}",
         f"model file sha256 {first.get('model_sha256')}",
@@ -76,8 +78,11 @@ def scope(cards: Sequence[Mapping[str, Any]], digest: str) -> list[str]:
         f"driver {', '.join(drivers)}",
         f"prompt of {first['prompt_tokens']} tokens, sha256 {str(first.get('prompt_sha256'))[:16]}",
         "greedy, seed 424242, no prompt cache",
-        f"{runs} measured runs after a warm-up each; median of the cards' medians",
+        f"{len(runs)} measured runs of {' or '.join(map(str, tokens))} tokens after a warm-up each",
+        "median of the cards' medians",
         f"method {first.get('method')}",
+        # What was not as it should be while these numbers were taken belongs to them.
+        *(f"CAUTION: {label}" for label in labels),
     ]
 
 

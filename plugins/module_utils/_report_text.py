@@ -48,7 +48,7 @@ def summary(document: Mapping[str, Any]) -> list[str]:
     """The fleet in a few lines, for a terminal."""
     fleet = document["fleet"]
     lines = [
-        f"{fleet['cards']} cards on {fleet['hosts']} hosts: "
+        f"{_count(fleet['cards'], 'card')} on {_count(fleet['hosts'], 'host')}: "
         + (
             ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in fleet["cards_by_status"].items())
             or "none"
@@ -77,6 +77,10 @@ def summary(document: Mapping[str, Any]) -> list[str]:
         else:
             lines.append(f"{where}: {card['status'].replace('_', ' ')}: {clean(card['reason'])}")
     return lines
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _age(card: Mapping[str, Any]) -> str:

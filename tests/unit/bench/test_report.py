@@ -360,7 +360,7 @@ def sweep(valid: bool = True) -> dict[str, Any]:
 def test_a_receipt_is_toml_for_the_recipe_and_says_its_scope(tmp_path: Path, valid: bool) -> None:
     hosts = [
         fleetdata.host(1, [fleetdata.result(1, 30.0, sweeps=[sweep(valid)])]),
-        fleetdata.host(2, [fleetdata.result(2, 30.2)]),
+        fleetdata.host(2, [fleetdata.result(2, 30.2, labels=["not quiet: the load is 9.0 on 2 cores"])]),
         fleetdata.host(3, [fleetdata.result(3, 9.0, receipt_applies=False, untuned_label="UNTUNED: x")]),
     ]
     _report_files.write(hosts, str(tmp_path), ["json", "receipt"], now=NOW)
@@ -375,7 +375,8 @@ def test_a_receipt_is_toml_for_the_recipe_and_says_its_scope(tmp_path: Path, val
         "Tesla P100",
         "580.95.05",
         "429 tokens",
-        "6 measured runs",
+        "6 measured runs of 256 tokens",
+        "CAUTION: not quiet: the load is 9.0 on 2 cores",
         "not measured:",
     ):
         assert part in notes
