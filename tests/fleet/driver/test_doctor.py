@@ -201,10 +201,10 @@ def test_the_clock(ready: Rig, tmp_path: Any) -> None:
 def test_the_playbook(ready: Rig) -> None:
     """The report for people, the one for programs, the table, and the end."""
     play = {"import_playbook": "tensorless.fleet.doctor"}
-    rc, output, _recap = ready.run(play, "-e", "doctor_json_dir=.", tensorless_hf_hub_cache=HUB)
+    rc, output, _recap = ready.run(play, "-e", "doctor_json_dir=./reports", tensorless_hf_hub_cache=HUB)
     assert rc == 0
     assert "all checks passed." in output
-    assert json.loads((ready.tmp / f"{ready.host.name}.json").read_text())["exit_code"] == 0
+    assert json.loads((ready.tmp / "reports" / f"{ready.host.name}.json").read_text())["exit_code"] == 0
     ready.state(cards=[{**CARD, "ecc_uncorrected": 3}])
     servers = [{"model": "pn3", "host": "::1", "port": 8080, "gpu": "each"}]
     rc, output, _recap = ready.run(play, check=False, tensorless_hf_hub_cache=HUB, tensorless_servers=servers)
