@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import shlex
+import signal
 import threading
 import time
 from typing import Any, TextIO
@@ -89,6 +90,7 @@ class _Watch(threading.Thread):
         self._host = str(variables.get("inventory_hostname", "host"))
         self._events = variables.get("tensorless_progress_file")
         self._over = threading.Event()
+        self._parent = os.getppid()
         self._board = _Board(str(variables.get("inventory_hostname", "host")))
 
     def stop(self, patience: float) -> None:
@@ -98,7 +100,12 @@ class _Watch(threading.Thread):
         self._board.leave()
 
     def run(self) -> None:
-        while not self._over.wait(EVERY):
+        looked = time.monotonic()
+        while not self._over.wait(1.0):
+            self._end_with_the_controller()
+            if time.monotonic() - looked < EVERY:
+                continue
+            looked = time.monotonic()
             report = self._read()
             if report is None or self._over.is_set():
                 continue
@@ -108,6 +115,12 @@ class _Watch(threading.Thread):
                     _append(str(self._events), report)
             for text in self._board.post(report):
                 display.display(text)
+
+    def _end_with_the_controller(self) -> None:
+        """A worker of Ansible is a session of its own, so it outlives a controller that was killed or lost its
+        terminal. Then its connections end with it, and the module on the host notices that nobody waits for it."""
+        if os.getppid() != self._parent and os.getpgrp() == os.getpid():
+            os.killpg(os.getpgrp(), signal.SIGKILL)
 
     def _read(self) -> dict[str, Any] | None:
         """The report on the host; None while there is none. Runs as the login user: no second use of become."""

@@ -32,7 +32,7 @@ true
 
 def begin(spread: Spread, **variables: Any) -> Any:
     """A download on the third host, slow enough to be met in the middle."""
-    spread.hub.rate = 300_000.0
+    spread.hub.rate = 100_000.0
     HOSTS[2].sh("rm -rf /var/lib/tensorless")
     before = spread.hub.bytes_sent("cdn")
     playing = spread.start(HOSTS[2].name, ["model"], **variables)
