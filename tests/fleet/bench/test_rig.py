@@ -78,6 +78,7 @@ def test_RL_006_two_benches_of_one_card_never_overlap_and_a_killed_one_holds_not
     assert holder(card) == 0
 
 
+@pytest.mark.soak
 def test_RL_041_a_guard_comes_and_goes_without_a_trace(card: Host, hosts: Fleet) -> None:
     # A guard whose server is gone goes with the next run.
     card.sh("install -d /etc/tensorless/guards && echo '{}' > /etc/tensorless/guards/former.json")
