@@ -55,12 +55,13 @@ def rig(prepared: Rig) -> Rig:
 
 
 @pytest.fixture
-def rootless() -> Rig:
+def rootless() -> Iterator[Rig]:
     """An ordinary account of Debian 13, without servers."""
     found = prepare_rootless(_rig("trixie"))
     found.clean()
     Rig(found.host, "podman").clean()
-    return found
+    yield found
+    found.clean()
 
 
 @pytest.fixture(scope="session", autouse=True)

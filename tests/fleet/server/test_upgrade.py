@@ -34,6 +34,10 @@ class Controller:
             "tensorless_servers": [{"model": fleet.NAME, "gpu": "0"}],
             "tensorless_hf_endpoint": services.HUB,
             "tensorless_hf_hub_cache": CACHE,
+            # How fast it is does not matter here: one short run, whatever else the machine does.
+            "bench_runs": 1,
+            "bench_tokens": 16,
+            "bench_on_busy": "label",
         }
         self.inventory.write_text(json.dumps({"gpu": {"hosts": {rig.host.name: variables}}}))
 
