@@ -57,8 +57,8 @@ options:
     default: converge
   exclusive:
     description:
-      - With O(state=started), stops and removes the servers of this collection on the host that no plan names. The plans
-        have to be all of the host's.
+      - With O(state=started), stops and removes the servers of this collection on the host that no plan names. The
+        plans have to be all of the host's.
       - Models, images and containers of others stay.
     type: bool
     default: false
@@ -212,7 +212,8 @@ notes:
   type: list
   elements: str
 unlisted:
-  description: Servers of this collection that no plan names and that run or start at boot; with O(exclusive), those removed.
+  description:
+    - Servers of this collection that no plan names and that run or start at boot; with O(exclusive), those removed.
   returned: on success
   type: list
   elements: str
