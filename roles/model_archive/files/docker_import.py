@@ -136,7 +136,8 @@ def main() -> int:
         undo()
         lead_here(registry, server.server_address[1])
         for attempt in range(3):
-            done = subprocess.run(["docker", "pull", "--quiet", reference], capture_output=True, text=True)
+            pull = ["docker", "pull", "--quiet", reference]
+            done = subprocess.run(pull, capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 return 0
             print(done.stderr.strip() or done.stdout.strip())

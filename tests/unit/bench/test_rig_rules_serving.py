@@ -63,7 +63,7 @@ def test_RL_075_no_server_changes_while_its_card_is_measured(monkeypatch: pytest
             raise AssertionError("the lease is looked at first")
 
     with pytest.raises(Refusal, match="GPU-a is being measured by bench"):
-        _server_module._check_cards([({"cards": [{"uuid": "GPU-a"}]}, None)], Tools())  # type: ignore[list-item, arg-type]
+        _server_module._check_cards([({"cards": [{"uuid": "GPU-a"}]}, None)], [], Tools())  # type: ignore[list-item, arg-type]
 
 
 def test_RL_075_a_running_script_keeps_its_old_inode(tmp_path: pathlib.Path) -> None:
