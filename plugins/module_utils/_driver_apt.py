@@ -110,28 +110,22 @@ class Apt:
 
     def installed(self) -> dict[str, str]:
         """The driver's packages that are installed, with their versions."""
-        _rc, out, _err = self.run(["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\\n"])
-        rows = [line.split() for line in out.splitlines()]
         return {
-            row[1]: row[2]
-            for row in rows
-            if len(row) == 3
-            and row[0] == "installed"
-            and _driver.is_driver_package(row[1])
-            and _driver.package_branch(row[1], row[2])
+            name: version
+            for state, name, version in self._packages()
+            if state == "installed" and _driver.package_branch(name, version)
         }
 
     def unfinished(self) -> dict[str, str]:
         """The driver's packages that dpkg began to install and did not finish, with their state."""
-        _rc, out, _err = self.run(["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\\n"])
-        rows = [line.split() for line in out.splitlines()]
-        return {
-            row[1]: row[0]
-            for row in rows
-            if len(row) == 2
-            and row[0] in ("half-installed", "half-configured", "unpacked")
-            and _driver.is_driver_package(row[1])
-        }
+        unfinished = ("half-installed", "half-configured", "unpacked")
+        return {name: state for state, name, _version in self._packages() if state in unfinished}
+
+    def _packages(self) -> list[tuple[str, str, str]]:
+        """State, name and version of the driver's packages that dpkg knows; the version may be empty."""
+        _rc, out, _err = self.run(["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\\n"])
+        rows = [(*line.split(" ", 2), "", "")[:3] for line in out.splitlines()]
+        return [(state, name, version.strip()) for state, name, version in rows if _driver.is_driver_package(name)]
 
     def held(self) -> set[str]:
         _rc, out, _err = self.run(["apt-mark", "showhold"])

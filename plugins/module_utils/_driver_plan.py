@@ -31,6 +31,13 @@ def _release(version: str) -> str:
     return re.sub(r"^\d+:|-[^-]*$", "", version)
 
 
+def _above(installed: Mapping[str, str]) -> dict[str, str]:
+    """The packages of a branch above the newest allowed one."""
+    return {
+        name: version for name, version in installed.items() if (package_branch(name, version) or 0) > _driver.NEWEST
+    }
+
+
 class Manager(Protocol):
     """A package manager, as far as a driver needs one."""
 
@@ -118,11 +125,7 @@ class Driver:
         return not (right and wanted and modules and same)
 
     def _packages(self, installed: Mapping[str, str]) -> list[Change]:
-        high = {
-            name: version
-            for name, version in installed.items()
-            if (package_branch(name, version) or 0) > _driver.NEWEST
-        }
+        high = _above(installed)
         if high and not self.wish.allow_downgrade:
             name, version = next(iter(sorted(high.items())))
             raise Refusal(
@@ -191,8 +194,7 @@ class Driver:
         if not self.wish.allow_downgrade:
             return []
         named = {package.partition("=")[0] for package in self.packages}
-        high = [name for name, version in installed.items() if (package_branch(name, version) or 0) > _driver.NEWEST]
-        keep = [name for name in high if name not in named and not _driver.is_open_package(name)]
+        keep = [name for name in _above(installed) if name not in named and not _driver.is_open_package(name)]
         return self.manager.lower(sorted(keep), self.branch)
 
     def _open_installed(self, installed: Mapping[str, str]) -> bool:

@@ -111,5 +111,12 @@ class Bench:
         left = sorted(p.name for p in self.blob.parent.iterdir() if p.name.startswith(self.sha))
         return self.blob.read_bytes() == self.data and left == [self.sha] and self.snapshot.read_bytes() == self.data
 
+    def goes_on_from(self, kept: int) -> bool:
+        """Without faults the next run ends right, and fetches no byte of those that are kept."""
+        self.hub.faults.clear()
+        before = self.hub.bytes_sent("cdn")
+        self.run()
+        return self.right() and self.hub.bytes_sent("cdn") - before == len(self.data) - kept
+
     def nothing_kept(self) -> bool:
         return not any(os.path.lexists(p) for p in (self.blob, self.partial, self.sidecar, self.snapshot))

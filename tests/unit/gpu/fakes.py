@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -139,6 +140,12 @@ class Smi:
                 ]
             lines.append(", ".join(cells))
         return self.rc, self.before + "".join(f"{line}\n" for line in lines) + self.after, ""
+
+
+def really(argv: Sequence[str]) -> tuple[int, str, str]:
+    """Runs a program of the test."""
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
 
 
 def facts(smi: Smi, files: Mapping[str, str] | None = None, **options: Any) -> dict[str, Any]:

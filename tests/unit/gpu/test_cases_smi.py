@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 import time
 
 import pytest
@@ -12,7 +11,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import read_
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_cells import Cells, pci_id, query, throttle
 from ansible_collections.tensorless.fleet.plugins.module_utils._host import TIMED_OUT, bounded
 
-from tests.unit.gpu.fakes import OPEN, P100, UUID, FakeFiles, Smi, facts, loaded, pci
+from tests.unit.gpu.fakes import OPEN, P100, UUID, FakeFiles, Smi, facts, loaded, pci, really
 
 H200 = pathlib.Path(__file__).parent / "fixtures" / "h200"
 
@@ -325,11 +324,7 @@ def test_n11_hang(tmp_path: pathlib.Path) -> None:
     fake.write_text("#!/bin/sh\nsleep 300 & echo $! >>$0.pids; exec sleep 300\n")
     fake.chmod(0o755)
 
-    def run(argv: list[str]) -> tuple[int, str, str]:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout, done.stderr
-
-    found = read_gpus(bounded(run, 1.0), str(fake), FakeFiles({**pci(), **loaded()}), limit=1.0)
+    found = read_gpus(bounded(really, 1.0), str(fake), FakeFiles({**pci(), **loaded()}), limit=1.0)
     assert (found["state"], found["nvidia_smi"]["timed_out"], found["nvidia_smi"]["rc"]) == ("failed", True, TIMED_OUT)
     assert len(found["pci_cards"]) == 1, "the bus is read all the same"
     for pid in (tmp_path / "nvidia-smi.pids").read_text().split():

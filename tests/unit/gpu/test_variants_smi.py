@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import k
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_cells import query
 from ansible_collections.tensorless.fleet.plugins.module_utils._host import TIMED_OUT, bounded
 
-from tests.unit.gpu.fakes import P100, UUID, FakeFiles, Smi, facts, loaded, pci
+from tests.unit.gpu.fakes import P100, UUID, FakeFiles, Smi, facts, loaded, pci, really
 
 SECOND = {**P100, "index": "1", "uuid": UUID[:-1] + "6", "pci.bus_id": "00000000:5E:00.0"}
 
@@ -101,11 +100,7 @@ def test_partial_output_of_a_tool_that_really_hangs(tmp_path: pathlib.Path) -> N
     fake.write_text("#!/bin/sh\nprintf '0, GPU-1'\nsleep 300 &\nwait\n")
     fake.chmod(0o755)
 
-    def run(argv: Sequence[str]) -> tuple[int, str, str]:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout, done.stderr
-
-    found = read_gpus(bounded(run, 0.5), str(fake), FakeFiles({**pci(), **loaded()}), limit=0.5)
+    found = read_gpus(bounded(really, 0.5), str(fake), FakeFiles({**pci(), **loaded()}), limit=0.5)
     assert (found["state"], found["cards"], found["nvidia_smi"]["timed_out"]) == ("failed", [], True)
 
 
