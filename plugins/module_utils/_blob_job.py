@@ -296,8 +296,9 @@ class Job:
         except OSError as error:
             raise BlobError(f"could not write in {folder}: {error.strerror}.", "write_failed") from error
         try:
-            if lock.waited_for is not None and os.path.exists(self.paths.blob):
-                self.notes.append(f"downloaded meanwhile by {lock.waited_for}")
+            # Nobody may have been waited for: the other one can have finished since the file was looked for.
+            if os.path.exists(self.paths.blob):
+                self.notes.append(f"downloaded meanwhile by {lock.waited_for or 'another process'}")
                 if not marker_holds(self.marker, self.wanted.sha256, self.paths.blob):
                     got = self._hash_file(self.paths.blob)
                     if got != self.wanted.sha256:
@@ -376,8 +377,7 @@ class Job:
             )
             if outcome.sha256 != self.wanted.sha256:
                 return self._mismatch(outcome, full, resume.from_sidecar, last)
-            lock.check()
-            self._promote(descriptor)
+            self._promote(descriptor, size, lock)
         finally:
             os.close(descriptor)
         return True
@@ -425,14 +425,14 @@ class Job:
             host=outcome.host,
         )
 
-    def _promote(self, descriptor: int) -> None:
+    def _promote(self, descriptor: int, size: int, lock: Lock) -> None:
         """The final name appears in one step, for a file that is complete, hashed and synced."""
+        lock.check()
         try:
             os.fchmod(descriptor, self.options.mode)
             if self.options.owner != (-1, -1):
                 os.fchown(descriptor, *self.options.owner)
         except OSError as error:
-            size = os.fstat(descriptor).st_size
             write_sidecar(self.paths.sidecar, self.wanted.sha256, size, Ranges([(0, size)]))  # synced by the download
             raise BlobError(
                 f"the file is complete and right, but its mode or owner could not be set: {error.strerror}. "
@@ -440,6 +440,7 @@ class Job:
                 "write_failed",
             ) from error
         os.fsync(descriptor)
+        lock.check()  # that may have taken seconds; where locks do not hold, somebody may have started over meanwhile
         os.replace(self.paths.partial, self.paths.blob)
         discard(self.paths.partial, self.paths.sidecar)
         sync_dir(os.path.dirname(self.paths.blob))

@@ -16,7 +16,9 @@ from tests.hub.jobs import make_job, run_job
 
 def main() -> int:
     given = json.loads(sys.argv[1])
-    job = make_job(Path(given["root"]), Wanted(**given["wanted"]), given["endpoint"], Limits(**given["limits"]))
+    wanted, limits = Wanted(**given["wanted"]), Limits(**given["limits"])
+    lock_wait = given.get("lock_wait", 5.0)
+    job = make_job(Path(given["root"]), wanted, given["endpoint"], limits, lock_wait=lock_wait)
     try:
         ran = run_job(job)
     except BlobError as error:
