@@ -189,7 +189,7 @@ def stop(name: str, runtimes: Sequence[str], tools: LocalTools, dry_run: bool = 
         return Stopped(tuple(runtimes), (), commands)
     for runtime in running:
         rc, out, err = Runtime(runtime, tools.run).stop(name)
-        if rc != 0 and containers(name, tools, [runtime]):
+        if rc != 0:
             raise Refusal(f"could not stop {name} in {runtime}: {last_line(err) or last_line(out)}")
     tools.say(f"stopped {name}" if running else f"{name} is not running")
     return Stopped(tuple(runtimes), tuple(running), commands)

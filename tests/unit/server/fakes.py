@@ -49,6 +49,7 @@ class Box:
     id: str = "0" * 64
     exit_code: int = 0
     paused: bool = False
+    dead: bool = False  # killed together with its monitor, so that the record was never put right
 
     def record(self) -> dict[str, Any]:
         return {
@@ -220,6 +221,9 @@ class FakeHost:
         if words[1] == "unpause":
             boxes[name].paused = False
             return 0, name, ""
+        if words[1] in ("stop", "rm") and boxes[name].dead and boxes[name].running:
+            boxes[name].running = False  # podman 5.4 finds it out only now
+            return 125, "", f"Error: container {boxes[name].id} conmon exited prematurely: internal libpod error"
         if words[1] == "stop":
             if "--rm" in boxes[name].argv:
                 del boxes[name]

@@ -58,6 +58,16 @@ def test_stop_finds_a_container_started_by_hand(host: FakeHost, runtime: str) ->
     assert not host.boxes[runtime]
 
 
+def test_a_server_that_was_killed_with_its_monitor(host: FakeHost) -> None:
+    """podman's record says that it runs, and to stop it is an error that puts the record right."""
+    host.boxes["podman"][NAME] = Box(NAME, ["--rm"], label="1", dead=True)
+    assert stop(host).servers[0]["message"] == f"stopped {NAME}"
+    assert not host.boxes["podman"]
+    host.boxes["podman"][NAME] = Box(NAME, ["--rm"], label="1", dead=True)
+    assert start(host, plan(host.tmp)).changed
+    assert not start(host, plan(host.tmp)).changed
+
+
 def test_a_named_runtime_limits_the_search(host: FakeHost) -> None:
     host.boxes["docker"][NAME] = Box(NAME, ["--rm"])
     done = stop(host, installed=["podman"])
