@@ -18,6 +18,8 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import R
 # The last driver branch that drives a family of cards, by the first number of its compute capability.
 LAST_BRANCH: Mapping[str, int] = {"6": 580}
 
+_FAILED = "nvidia-smi failed with "  # how a reason may begin; the documented words begin so as well
+
 
 def version_key(version: str) -> tuple[int, ...]:
     """A dotted version for ordering: parts are numbers, missing parts are 0. Raises ValueError for anything else."""
@@ -85,6 +87,7 @@ def from_facts(facts: Optional[Mapping[str, Any]]) -> Gpus:
     message = str(smi.get("message") or "")
     if not listed and smi.get("rc") not in (None, 0) and not message.startswith("No devices"):
         why = next(iter(facts.get("reasons") or []), message)
+        why = why[len(_FAILED) :] if why.startswith(_FAILED) else why
         return Gpus(problem=f"nvidia-smi failed: {why}".rstrip(": "))
     cards = [
         Gpu(

@@ -17,7 +17,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils import _gpu_log a
 from ansible_collections.tensorless.fleet.plugins.module_utils._doctor import FAIL, HOST, PASS, WARN, Check
 from ansible_collections.tensorless.fleet.plugins.module_utils._driver_apt import UPGRADES, upgrades_text
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import HARD_THROTTLE, IDLE_MIB
-from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import branch
+from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import branch, unserved
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_text import gigabytes, printable
 
 CPU_FLAGS = ("avx2", "fma", "f16c")
@@ -167,7 +167,9 @@ def _driver_checks(seen: HostSeen) -> list[Check]:
             _check(
                 "driver_loaded",
                 FAIL,
-                f"driver {facts['installed_version']} is installed, but {version} is loaded",
+                f"driver {facts['installed_version']} is installed, but {version} is loaded"
+                if facts["installed_version"]
+                else f"the installed driver is not the loaded one ({version or 'unknown'})",
                 "reboot",
             )
         )
@@ -234,8 +236,8 @@ def _reachable(facts: Mapping[str, Any]) -> Check:
     for card in facts["pci_cards"]:
         if card["lost"]:
             found.append(f"{card['pci_id']} (its link is dead)")
-        elif card["driver"] == "nvidia" and card["pci_id"] not in listed:
-            found.append(f"{card['pci_id']} (not listed by nvidia-smi)")
+        elif card["pci_id"] not in listed and unserved(card):
+            found.append(f"{card['pci_id']} ({unserved(card)})")
     faults = [
         f"{card['index']} ({why})"
         for card in facts["cards"]

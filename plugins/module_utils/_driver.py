@@ -52,7 +52,8 @@ def verdict(facts: Mapping[str, Any]) -> Optional[str]:
 
 _OPEN = re.compile(r"(?:^|[-_:@])open(?:$|[-_:@])")
 _DRIVER = re.compile(
-    r"^(?:cuda-drivers|lib(?:nvidia|cuda\d|nvcuvid|xnvctrl|nvoptix)|nvidia-(?!container|cuda-toolkit|docker)"
+    r"^(?:cuda-drivers|lib(?:nvidia|cuda\d|cudadebugger|nvcuvid|xnvctrl|nvoptix|nvsdm)"
+    r"|lib(?:egl|gl1?|gles|glx|vdpau)-nvidia|nvidia-(?!container|cuda-|docker)"
     r"|firmware-nvidia"
     r"|xserver-xorg-video-nvidia|linux-(?:modules|objects|signatures)-nvidia|kmod-nvidia|akmod-nvidia"
     r"|xorg-x11-drv-nvidia"
@@ -65,10 +66,30 @@ def is_driver_package(name: str) -> bool:
     return bool(_DRIVER.match(name)) and not name.startswith("libnvidia-container")
 
 
+# Tools that distributions package on their own: Debian 13 has nvidia-modprobe 570 beside driver 550, and Ubuntu
+# nvidia-settings 510 beside every driver. They work with any driver.
+_TOOL = re.compile(r"^(?:nvidia-(?:settings|modprobe|persistenced|xconfig|installer)|libxnvctrl)(?:[-\d].*)?$")
+
+
 def package_branch(name: str, version: str) -> Optional[int]:
-    """The driver branch of a package. Ubuntu's prebuilt modules have the kernel's version and a branch in the name."""
+    """The driver branch of a package. Ubuntu's prebuilt modules have the kernel's version and a branch in the name.
+
+    None where the version is one of its own: of CUDA (12.4), a date (2025.3), or without a dot.
+    """
     prebuilt = re.match(r"^linux-(?:modules|objects|signatures)-nvidia-(\d{3})\b", name)
-    return int(prebuilt.group(1)) if prebuilt else branch(version)
+    number = int(prebuilt.group(1)) if prebuilt else branch(version)
+    return number if number is not None and 100 <= number < 2000 else None
+
+
+def is_tool(name: str) -> bool:
+    """Whether a package is a helper that need not be of the driver's branch; the ceiling is for it as well."""
+    return bool(_TOOL.match(name))
+
+
+def outside(name: str, version: str) -> bool:
+    """Whether a package is of a branch that may not be on the host."""
+    number = package_branch(name, version)
+    return number is not None and not (number <= NEWEST if is_tool(name) else OLDEST <= number <= NEWEST)
 
 
 def is_open_package(name: str) -> bool:

@@ -25,7 +25,10 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import R
 PREFERENCES = "/etc/apt/preferences.d/00-tensorless-nvidia"
 PARTS = "/etc/apt/preferences.d"
 UPGRADES = "/etc/apt/apt.conf.d/51tensorless-nvidia"
-BLACKLIST = ("nvidia-", "libnvidia-", "libcuda", "cuda-drivers", "firmware-nvidia", "xserver-xorg-video-nvidia")
+BLACKLIST = (
+    *("nvidia-", "libnvidia-", "libcuda", "cuda-drivers", "firmware-nvidia", "xserver-xorg-video-nvidia"),
+    *("libegl-nvidia", "libgl1-nvidia", "libgles-nvidia", "libglx-nvidia", "libnvcuvid", "libnvoptix", "libxnvctrl"),
+)
 _NAMES = "*nvidia* cuda-drivers* libcuda* libnv* libxnvctrl*"
 _OPEN_NAMES = "nvidia-open* nvidia-kernel-open* nvidia-*-open nvidia-*-open-* linux-modules-nvidia-*open*"
 _INST = re.compile(r"^Inst (\S+?)(?::\w+)? (?:\[(\S+)\] )?\((\S+)", re.MULTILINE)
@@ -95,9 +98,9 @@ def transaction_problems(steps: Sequence[Step], branch: int, drift: bool, old_ca
             found.append(f"{step.name} {step.new} is of the open kernel module, which does not drive Pascal cards")
         if lands is None:
             continue  # a helper with a version of its own, such as nvidia-prime
-        if not _driver.OLDEST <= lands <= _driver.NEWEST:
+        if _driver.outside(step.name, step.new):
             found.append(f"{step.name} would land at {step.new}, outside R{_driver.OLDEST} to R{_driver.NEWEST}")
-        elif lands != branch and not drift:
+        elif lands != branch and not drift and not _driver.is_tool(step.name):
             found.append(f"{step.name} would land at {step.new}, which is not of branch {branch}")
     return found
 

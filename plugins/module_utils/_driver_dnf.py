@@ -49,9 +49,8 @@ class Dnf:
     def installed(self) -> dict[str, str]:
         _rc, out, _err = self.run(["rpm", "-qa", "--qf", "%{NAME} %{EPOCHNUM}:%{VERSION}-%{RELEASE}\\n"])
         rows = [line.split() for line in out.splitlines()]
-        return {
-            row[0]: row[1] for row in rows if len(row) == 2 and _driver.is_driver_package(row[0]) and branch_of(row[1])
-        }
+        parts = [row for row in rows if len(row) == 2 and _driver.is_driver_package(row[0])]
+        return {name: version for name, version in parts if _driver.package_branch(name, version)}
 
     def unfinished(self) -> dict[str, str]:
         return {}

@@ -100,7 +100,7 @@ class Driver:
         return [*self._guards(), *changes, *self._holds(installed)]
 
     def _branch_of(self, installed: Mapping[str, str]) -> Optional[int]:
-        numbers = [package_branch(name, version) for name, version in installed.items()]
+        numbers = [package_branch(name, version) for name, version in installed.items() if not _driver.is_tool(name)]
         return max((number for number in numbers if number), default=None)
 
     def _needs_packages(self, installed: Mapping[str, str]) -> bool:
@@ -112,8 +112,7 @@ class Driver:
         if not installed:
             return True
         right = all(
-            _driver.OLDEST <= (package_branch(name, version) or 0) <= _driver.NEWEST
-            and not (self.old_cards and _driver.is_open_package(name))
+            not _driver.outside(name, version) and not (self.old_cards and _driver.is_open_package(name))
             for name, version in installed.items()
         )
         wanted = self.wish.branch is None or self._branch_of(installed) == self.wish.branch
@@ -274,7 +273,7 @@ class Driver:
     def check_installed(self) -> None:
         """The packages after the transaction: what landed, whatever was asked for."""
         for name, version in self.manager.installed().items():
-            if not _driver.OLDEST <= (package_branch(name, version) or 0) <= _driver.NEWEST:
+            if _driver.outside(name, version):
                 raise Refusal(f"{name} landed at {version}, outside R{_driver.OLDEST} to R{_driver.NEWEST}")
             if self.old_cards and _driver.is_open_package(name):
                 raise Refusal(

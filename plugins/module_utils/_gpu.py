@@ -29,6 +29,12 @@ _WARNING = re.compile(r"^WARNING: (?P<text>.*?)(?: at gpu (?P<bus>[0-9A-Fa-f:.]+
 _NONE = re.compile(r"^No (?:supported )?(?:devices|GPUs) (?:were )?found\b", re.IGNORECASE)
 _NVML = re.compile(r"Failed to initialize NVML: (?P<why>.*)", re.IGNORECASE)
 _LOADER = "error while loading shared libraries"
+# What the loader and the shell say around any program; it is about the host's settings and not about a card.
+_NOISE = re.compile(
+    r"^(?:ERROR: ld\.so: .*ignored\.|.*: warning: setlocale: .*"
+    r"|.*: no version information available \(required by .*\))$"
+)
+_SHOWN = 5  # unexpected lines that are repeated in the facts
 HARD_THROTTLE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
@@ -50,6 +56,8 @@ class Answer:
 
     def _take(self, line: str, fields: Sequence[str]) -> None:
         lost, warning = _LOST.match(line.strip()), _WARNING.match(line.strip())
+        if _NOISE.match(line.strip()):
+            return
         if lost:
             index = lost.group("index")
             self.lost.append(
@@ -64,7 +72,7 @@ class Answer:
             self.warnings.append({"pci_id": at, "text": line.strip()})
         elif _NONE.match(line.strip()):
             self.none = True
-        elif line.startswith(("index,", "index ,")):
+        elif re.match(r"index ?,", line.strip()):
             return
         else:
             try:
@@ -122,6 +130,8 @@ def _card(row: cells.Cells) -> dict[str, Any]:
         "mig": row.switch("mig.mode.current"),
         "utilization_percent": row.integer("utilization.gpu"),
     }
+    if card["uuid"] is None and card["memory_mib"] is None and not row.faults:
+        row.faults.append(f"no UUID and no memory size, only {row.missing['memory.total']}")
     width = card["pcie_width"]
     if width is not None and width not in bus.WIDTHS:
         row.missing["pcie.link.width.current"] = f"no real width: {width}"
@@ -155,13 +165,17 @@ def _ask(run: Run, program: str) -> tuple[int, str, list[str]]:
     """The CSV query, repeated without the fields that this nvidia-smi does not know."""
     fields = cells.query(cells.OPTIONAL)
     looked = False
+    newer: dict[str, str] = {}
     while True:
-        argv = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-        rc, out, err = run(argv)
+        asked = [newer.get(name, name) for name in fields]
+        rc, out, err = run([program, f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits"])
         text = f"{out}\n{err}" if err.strip() else out
-        refused = [name for name in _BAD_FIELD.findall(text) if name in fields]
+        refused = [fields[asked.index(name)] for name in _BAD_FIELD.findall(text) if name in asked]
         if rc == TIMED_OUT or not refused or refused[0] in cells.REQUIRED:
             return rc, text, fields
+        if refused[0] in cells.NEWER_NAMES and refused[0] not in newer:
+            newer[refused[0]] = cells.NEWER_NAMES[refused[0]]
+            continue
         gone = {refused[0]}
         if not looked:
             # One look at the list of fields spares a start for each further unknown one.
@@ -169,7 +183,7 @@ def _ask(run: Run, program: str) -> tuple[int, str, list[str]]:
             _rc, listed, _err = run([program, "--help-query-gpu"])
             known = set(re.findall(r'"([A-Za-z0-9_.]+)"', listed))
             if set(cells.REQUIRED) <= known:
-                gone |= {name for name in fields if name not in known and name not in cells.REQUIRED}
+                gone |= {name for name in fields if newer.get(name, name) not in known and name not in cells.REQUIRED}
         fields = [name for name in fields if name not in gone]
 
 
@@ -266,8 +280,11 @@ def _failure(facts: dict[str, Any], answer: Answer, text: str, run: Run) -> None
     elif rc == 12 or "shared librar" in text or "libnvidia-ml.so" in text:
         reasons.append("nvidia-smi does not find the driver's library: install the driver completely")
     else:
-        reasons.append(f"nvidia-smi failed with status {rc}: {smi['message'] or 'no message'}")
-        reasons += answer.odd[:3]
+        outcome = f"nvidia-smi failed with status {rc}" if rc else "nvidia-smi ended with status 0 and listed no card"
+        reasons.append(f"{outcome}: {smi['message'] or 'no message'}")
+        reasons += [
+            line for line in answer.odd[:_SHOWN] if not line.startswith("1 cells")
+        ]  # words stand in the message
 
 
 def _keep_rows(facts: dict[str, Any], answer: Answer) -> None:
@@ -279,7 +296,9 @@ def _keep_rows(facts: dict[str, Any], answer: Answer) -> None:
             continue
         seen.update({card["index"], card["uuid"]})
         facts["cards"].append(card)
-    for warning in answer.warnings:
+    for warning in answer.warnings[:100]:
+        if warning["text"] in facts["reasons"]:
+            continue
         for card in facts["cards"]:
             if warning["pci_id"] is not None and card["pci_id"] == warning["pci_id"]:
                 card["reasons"].append(str(warning["text"]))
@@ -289,7 +308,9 @@ def _keep_rows(facts: dict[str, Any], answer: Answer) -> None:
         where = lost["pci_id"] or (f"GPU {lost['index']}" if lost["index"] is not None else "unknown place")
         facts["reasons"].append(f"a card is lost ({where}): {lost['reason']}; reboot or power-cycle the host")
     facts["lost_cards"] = answer.lost
-    facts["reasons"] += [f"unexpected line from nvidia-smi: {line}" for line in answer.odd]
+    facts["reasons"] += [f"unexpected line from nvidia-smi: {line}" for line in answer.odd[:_SHOWN]]
+    if len(answer.odd) > _SHOWN:
+        facts["reasons"].append(f"{len(answer.odd) - _SHOWN} more unexpected lines from nvidia-smi")
     if answer.rc not in (0, 14):
         facts["reasons"].append(f"nvidia-smi ended with status {answer.rc}")
     facts["reasons"] += [f"card {card['index']}: {why}" for card in facts["cards"] for why in card["reasons"]]
@@ -319,7 +340,7 @@ def _read(
     if rc == 127 and _LOADER not in text:
         return _read(run, None, files)
     answer = Answer(rc, text, fields)
-    message = "" if answer.rows and rc == 0 else _first_line(text)
+    message = "" if answer.rows else _first_line(text)
     facts["nvidia_smi"] = {
         "found": True,
         "rc": rc,
@@ -345,8 +366,9 @@ def _read(
     facts["loaded_version"] = facts["loaded_version"] or facts["driver_version"]
     listed = {card["pci_id"] for card in facts["cards"]}
     for card in facts["pci_cards"]:
-        if card["driver"] == "nvidia" and card["pci_id"] not in listed:
-            facts["reasons"].append(f"the card at {card['pci_id']} is on the bus, but nvidia-smi does not list it")
+        why = bus.unserved(card)
+        if why and card["pci_id"] not in listed:
+            facts["reasons"].append(f"the card at {card['pci_id']} is on the bus, but {why}")
     busy = any((card["memory_used_mib"] or 0) > IDLE_MIB for card in facts["cards"])
     if processes == "yes" or (processes == "auto" and busy):
         _rc, report, _err = run([program, "-q", "-x"])

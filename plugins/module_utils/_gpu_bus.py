@@ -59,6 +59,16 @@ def pci_cards(files: Files) -> list[dict[str, Any]]:
     return cards
 
 
+def unserved(card: dict[str, Any]) -> Optional[str]:
+    """Why a card of the bus that nvidia-smi does not list is missing there; None where that is as it should be."""
+    if card["driver"] == "nvidia":
+        return "nvidia-smi does not list it"
+    # A card for virtual machines is reserved, and what an unknown old card is for is not known.
+    if card["driver"] == "vfio-pci" or card["compute_capability"] is None:
+        return None
+    return f"{card['driver'] or 'no driver'} holds it"
+
+
 def loaded_version(files: Files) -> Optional[str]:
     """The version of the loaded nvidia module, or None."""
     for path in (PROC_VERSION, MODULE_VERSION):

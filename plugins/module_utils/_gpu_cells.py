@@ -62,8 +62,9 @@ THROTTLE_BITS = (
 
 # With brackets in today's CSV; without them in other versions and in the human table.
 _NO_VALUE = re.compile(
-    r"^(?:\[.*\]|n/?a|err!?|-|none|unknown(?: error)?|not (?:supported|available|found)|gpu is lost|gpu requires reset"
-    r"|(?:insufficient|no) permissions?|function not found|)$",
+    r"^(?:\[.*\]|n/?a|err!?|-|none|unknown(?: error)?|not (?:supported|available|found)|gpu is lost\b.*|timeout"
+    r"|gpu (?:requires reset|reset required)\.?|reset required\.?|(?:insufficient|no) permissions?"
+    r"|function not found|)$",
     re.ASCII | re.IGNORECASE,
 )
 _UNITS = r"(?: (?:MiB|MHz|W|C|%))?"
@@ -71,7 +72,10 @@ _INTEGER = re.compile(rf"^(\d{{1,12}}){_UNITS}$", re.ASCII)
 _DECIMAL = re.compile(rf"^(\d{{1,9}}(?:\.\d{{1,6}})?){_UNITS}$", re.ASCII)
 _BUS = re.compile(r"^([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])$", re.ASCII)
 _UUID = re.compile(r"^(?:GPU|MIG)-[0-9A-Za-z/-]+$", re.ASCII)
-_FAULTS = ("gpu is lost", "gpu requires reset")
+# Some drivers add what to do ("GPU is lost.  Reboot the system ..."), and some turn the words round.
+_FAULTS = ("gpu is lost", "gpu requires reset", "gpu reset required", "reset required", "gpu has fallen off the bus")
+# These say of one sensor nothing about the card; of the memory's size they do.
+_UNREADABLE = ("unknown error", "err", "err!", "timeout", "driver not loaded")
 # A driver that has lost the value counts down from zero in 32 or 64 bits; no card has such figures.
 _RANGES: dict[str, tuple[int, int]] = {
     "memory.total": (1, 4 << 20),
@@ -115,7 +119,8 @@ class Cells:
             why = text.strip("[]") or "empty"
             self.missing[field] = why
             # One unreadable sensor is no fault; a card that cannot say how much memory it has is at fault.
-            fault = why.lower() in _FAULTS or (why.lower() == "unknown error" and field == "memory.total")
+            word = why.lower().lstrip()
+            fault = word.startswith(_FAULTS) or (field == "memory.total" and word in _UNREADABLE)
             if fault and why not in self.faults:
                 self.faults.append(why)
             return None

@@ -16,6 +16,8 @@ _OFF_BUS = re.compile(
     r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)"
     r"(?:: GPU| \(PCI ID: [0-9a-f:]+\) installed in this system) has fallen off the bus"
 )
+_ACTION = re.compile(r"GPU recovery action changed from .* to \w+ \(([\w ]+)\)")
+_RELEASE = re.compile(r"is not supported by the NVIDIA (\d{3}[\d.]*) driver release")
 _LEGACY = re.compile(r"supported through the NVIDIA (\d+)\.xx Legacy drivers")
 _AER = re.compile(
     r"(?:pcieport|nvidia) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): (?:AER: )?PCIe Bus Error: severity=(\w[\w -]*)"
@@ -35,8 +37,10 @@ XID_MEANING = {
     64: "a memory page could not be retired",
     74: "NVLink error",
     79: "the card has fallen off the bus",
+    92: "many single bit errors in the card's memory",
+    154: "the driver asks for a reset of the card or of the host",
 }
-HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79})
+HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 154})
 
 
 def driver_problem(text: str) -> Optional[dict[str, str]]:
@@ -56,7 +60,26 @@ def driver_problem(text: str) -> Optional[dict[str, str]]:
                 },
             )
         )
+    for match in _RELEASE.finditer(flat):
+        problem = {
+            "cause": "branch_too_new" if int(match.group(1)[:3]) > 580 else "not_supported",
+            "message": f"the loaded driver {match.group(1)} does not support this card",
+            "fix": "install a driver of the R580 branch, proprietary kernel module, and reboot",
+        }
+        found.append((match.start(), problem))
     for needle, cause, message, fix in (
+        (
+            "This PCI I/O region assigned to your NVIDIA device is invalid",
+            "no_address_space",
+            "the firmware gave the card no address space for its memory",
+            "turn on Above 4G Decoding (64-bit BARs) in the firmware's setup and reboot",
+        ),
+        (
+            "RmInitAdapter failed",
+            "start_failed",
+            "the driver could not start the card",
+            "power-cycle the host; if it stays so, check power cables and seating, or replace the card",
+        ),
         (
             "not supported by open nvidia.ko",
             "open_module",
@@ -100,14 +123,21 @@ def faults(text: str) -> list[dict[str, Any]]:
     flat = re.sub(r"\s+", " ", flat.replace("NVRM: ", ""))
     seen: dict[tuple[str, str, int], dict[str, Any]] = {}
 
-    def add(pci: str, kind: str, number: int, words: str) -> None:
-        domain, rest = pci.lower().split(":", 1)
-        pci = f"{int(domain, 16):04x}:{rest}" + ("" if "." in rest else ".0")
+    def address(text: str) -> str:
+        domain, rest = text.lower().split(":", 1)
+        return f"{int(domain, 16):04x}:{rest}" + ("" if "." in rest else ".0")
+
+    def add(place: str, kind: str, number: int, words: str) -> None:
+        pci = address(place)
         item = seen.setdefault((pci, kind, number), {"pci_id": pci, "kind": kind, "xid": number or None, "text": words})
         item["count"] = int(item.get("count", 0)) + 1
 
     for match in _XID.finditer(text):
         number = int(match.group(2))
+        action = _ACTION.search(text[match.end() :].partition("\n")[0]) if number == 154 else None
+        if action and action.group(1) == "None":
+            seen.pop((address(match.group(1)), "xid", number), None)  # what was asked for has been done
+            continue
         add(match.group(1), "xid", number, f"Xid {number}: {XID_MEANING.get(number, 'see the list of Xid errors')}")
     for match in _OFF_BUS.finditer(flat):
         add(match.group(1), "bus_loss", 0, "the card has fallen off the bus")

@@ -10,6 +10,10 @@ import re
 from typing import Any, Optional
 from xml.etree import ElementTree
 
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_BARE = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d{1,7}|#x[0-9A-Fa-f]{1,6});)")
+_NO_ELEMENT = re.compile(r"<(?![/!?]?[A-Za-z_][\w.-]*(?: [^<>]*)?/?>)")
+
 
 class XmlError(ValueError):
     """The text is no report of nvidia-smi; the message is for the user."""
@@ -20,6 +24,11 @@ def _document(text: str) -> ElementTree.Element:
     if start < 0 or end < 0:
         raise XmlError("nvidia-smi -q -x printed no report")
     body = text[start : end + len("</nvidia_smi_log>")]
+    # Names of processes are whatever their owners chose, and are printed as they are: bytes that XML cannot hold, bare
+    # ampersands, and signs that open no element.
+    body = _FORBIDDEN.sub("?", body)
+    body = _BARE.sub("&amp;", body)
+    body = _NO_ELEMENT.sub("&lt;", body)
     # The document type is cut off with the head; entities of its own have no place in such a report.
     try:
         return ElementTree.fromstring(body)

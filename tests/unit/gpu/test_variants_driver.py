@@ -242,3 +242,151 @@ def test_dnf_takes_the_newest_of_a_branch() -> None:
     out = "".join(f"{name} {version}\n" for name in names for version in versions)
     chosen = _driver_dnf.Dnf(lambda argv: (0, out, "")).choose(None)
     assert chosen == (580, [f"{name}-3:580.105.08-1.el9" for name in names])
+
+
+# Sets of packages
+
+UBUNTU = {
+    "nvidia-driver-580-server": "580.105.08-0ubuntu0.24.04.1",
+    "nvidia-dkms-580-server": "580.105.08-0ubuntu0.24.04.1",
+    "libnvidia-compute-580-server": "580.105.08-0ubuntu0.24.04.1",
+}
+DEBIAN = {"nvidia-kernel-dkms": "550.163.01-2", "libnvidia-ml1": "550.163.01-2", "libcuda1": "550.163.01-2"}
+TESLA = {
+    "nvidia-tesla-535-driver": "535.261.03-1",
+    "nvidia-tesla-535-kernel-dkms": "535.261.03-1",
+    "libnvidia-tesla-535-cuda1": "535.261.03-1",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "branch"),
+    [
+        ("nvidia-settings", "510.47.03-0ubuntu4", 510),  # Ubuntu's own, beside every driver
+        ("nvidia-modprobe", "570.133.07-1", 570),  # Debian 13, beside driver 550
+        ("libxnvctrl0", "535.171.04-1~deb12u1", 535),
+        ("nvidia-cuda-dev", "12.4.131~12.4.1-2", None),
+        ("libnvidia-ml-dev", "12.4.127~12.4.1-2", None),
+        ("nvidia-gds-12-8", "12.8.0-1", None),
+        ("nvidia-profiler", "11.8.87~11.8.0-5~deb12u1", None),
+        ("nvidia-nsight", "2025.3.1-1", None),
+        ("nvidia-prime", "0.8.17.2", None),
+        ("nvidia-kernel-common", "20220217+3~deb12u1", None),
+        ("firmware-nvidia-graphics", "20250410-2", None),
+        ("libnvidia-egl-wayland1", "1:1.1.13-1build1", None),
+        ("glx-alternative-nvidia", "1.2.2", None),
+        ("libegl-nvidia0", "550.163.01-2", 550),
+        ("libgl1-nvidia-glvnd-glx", "550.163.01-2", 550),
+        ("libcudadebugger1", "580.105.08-1", 580),
+        ("libnvsdm-580", "580.105.08-1", 580),
+        ("nvidia-open-590", "590.48.01-1ubuntu1", 590),
+        ("nvidia-tesla-535-driver", "535.261.03-1", 535),
+        ("linux-modules-nvidia-580-server-aws", "6.14.0-1018.18", 580),
+        ("linux-signatures-nvidia-6.8.0-90-generic", "6.8.0-90.91+1", None),
+    ],
+)
+def test_whose_version_it_is(name: str, version: str, branch: int | None) -> None:
+    assert _driver.package_branch(name, version) == branch
+
+
+@pytest.mark.parametrize(
+    ("installed", "more", "branch"),
+    [
+        (UBUNTU, {"nvidia-settings": "510.47.03-0ubuntu4", "nvidia-prime": "0.8.17.2"}, 580),
+        (DEBIAN, {"nvidia-modprobe": "570.133.07-1", "nvidia-persistenced": "535.171.04-1"}, 550),
+        (DEBIAN, {"nvidia-cuda-dev": "12.4.131-2", "libnvidia-ml-dev": "12.4.127-2"}, 550),
+        (TESLA, {"nvidia-xconfig": "525.85.05-1"}, 535),
+        ({**UBUNTU, "nvidia-headless-565-server": "565.57.01-0ubuntu0.24.04.4"}, {}, 580),  # transitional
+    ],
+)
+def test_what_stands_beside_the_driver_decides_nothing(
+    installed: dict[str, str], more: dict[str, str], branch: int
+) -> None:
+    """A host that waits for its reboot is left alone, and passes the check after a transaction."""
+    manager = FakeManager({**installed, **more})
+    driver = work(manager, mismatch())
+    driver.plan()
+    assert (manager.asked, driver.branch) == ([], branch)
+    driver.check_installed()
+
+
+def test_a_tool_of_another_branch_may_land_with_the_driver() -> None:
+    """Debian 13: nvidia-kernel-support wants nvidia-modprobe, which is 570 there beside driver 550."""
+    steps = [Step("nvidia-kernel-dkms", None, "550.163.01-2"), Step("nvidia-modprobe", None, "570.133.07-1")]
+    assert _driver_apt.transaction_problems(steps, 550, False, True) == []
+    manager = FakeManager(steps=steps, branch=550)
+    driver = work(manager, bare())
+    assert any("install the driver 550.163.01-2" in change.text for change in driver.plan())
+
+
+@pytest.mark.parametrize("version", ["590.48.01-1", "610.43.02-1"])
+def test_the_ceiling_is_for_tools_as_well(version: str) -> None:
+    found = _driver_apt.transaction_problems([Step("nvidia-modprobe", None, version)], 580, True, True)
+    assert "outside R525 to R580" in found[0]
+    with pytest.raises(Refusal, match=r"above R580.*nvidia_driver_allow_downgrade"):
+        work(FakeManager({"nvidia-settings": version}), bare()).plan()
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ({"nvidia-open-590": "590.48.01-1ubuntu1"}, "above R580"),
+        ({"nvidia-driver": "595.58.03-1ubuntu1", "libnvidia-compute": "595.58.03-1ubuntu1"}, "2 packages"),
+        ({"linux-modules-nvidia-590-server-generic": "6.8.0-101.103"}, "above R580"),
+        ({"libegl-nvidia0": "590.48.01-1"}, "above R580"),
+    ],
+)
+def test_sets_that_are_refused(installed: dict[str, str], words: str) -> None:
+    with pytest.raises(Refusal, match=words):
+        work(FakeManager(installed), bare()).plan()
+
+
+@pytest.mark.parametrize(
+    "installed",
+    [
+        {"nvidia-driver-580-server-open": "580.105.08-0ubuntu0.24.04.1", **UBUNTU},
+        {"nvidia-legacy-390xx-driver": "390.157-6~deb12u1"},
+        {"nvidia-tesla-470-driver": "470.256.02-2~deb12u1", "nvidia-tesla-470-kernel-dkms": "470.256.02-2~deb12u1"},
+        {"nvidia-driver-470": "470.256.02-0ubuntu0.22.04.1"},
+        {"nvidia-settings": "510.47.03-0ubuntu4"},  # what is left of a removed driver
+    ],
+)
+def test_sets_that_get_a_driver(installed: dict[str, str]) -> None:
+    manager = FakeManager(installed, [Step("nvidia-kernel-dkms", None, "580.105.08-1")])
+    assert any("install the driver 580" in change.text for change in work(manager, bare()).plan())
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("nvidia-open-590", True),
+        ("nvidia-driver-580-server-open", True),
+        ("linux-modules-nvidia-580-server-open-aws-64k", True),
+        ("nvidia-legacy-340xx-driver", True),
+        ("nvidia-tesla-470-driver", True),
+        ("nvidia-340", True),
+        ("akmod-nvidia-470xx", True),
+        ("kmod-nvidia-open-580.105.08-6.12.0-55", True),
+        ("nvidia-driver-595-server", True),
+        ("nvidia-driver-580-server", False),
+        ("nvidia-headless-no-dkms-535-server", False),
+        ("linux-modules-nvidia-580-server-generic-hwe-24.04", False),
+        ("nvidia-tesla-535-driver", False),
+        ("akmod-nvidia-580xx", False),
+        ("nvidia-firmware-580-server-580.105.08", False),
+    ],
+)
+def test_names_that_may_be_asked_for(name: str, refused: bool) -> None:
+    assert bool(_driver.name_problem(name)) is refused
+
+
+def test_nothing_of_a_display_is_a_stranger() -> None:
+    """Going from a desktop's driver to another one takes its GL libraries away as well."""
+    manager = FakeManager(steps=[Step("nvidia-kernel-dkms", None, "580.105.08-1")])
+    found = manager.simulate([], "", False)
+    found.remove = ["libgl1-nvidia-glvnd-glx", "libegl-nvidia0", "libgles-nvidia2", "libglx-nvidia0", "libnvoptix1"]
+    manager.simulate = lambda packages, pins, downgrade: found  # type: ignore[method-assign]
+    work(manager, bare()).plan()
+    blacklist = _driver_apt.upgrades_text()
+    for name in found.remove:
+        assert any(name.startswith(prefix) and f'"{prefix}"' in blacklist for prefix in _driver_apt.BLACKLIST)

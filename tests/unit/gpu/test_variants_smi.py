@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from ansible_collections.tensorless.fleet.plugins.module_utils import _gpu_log
+from ansible_collections.tensorless.fleet.plugins.module_utils._doctor import Seen, documented
+from ansible_collections.tensorless.fleet.plugins.module_utils._doctor_host import HostSeen, host_checks
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import read_gpus
-from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_bus import kernel_module
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu_cells import query
 from ansible_collections.tensorless.fleet.plugins.module_utils._host import TIMED_OUT, bounded
 
@@ -299,6 +299,115 @@ def test_index_holes_and_order() -> None:
     assert [item["index"] for item in facts(Smi(rows))["cards"]] == [11, 3]
 
 
+def test_reset_and_loss_in_more_words() -> None:
+    """A card that needs a reset is at fault however the driver says so, and its neighbour is not."""
+    for token in (
+        "[GPU requires reset.]",
+        "[GPU Reset Required]",
+        "Reset required",
+        "[GPU is lost.  Reboot the system to recover this GPU]",
+        "GPU is lost.  Reboot the system to recover this GPU",
+    ):
+        found = facts(Smi([{**P100, "memory.total": token, "temperature.gpu": token}, SECOND]))
+        assert [item["healthy"] for item in found["cards"]] == [False, True], token
+        assert found["state"] == "degraded"
+        assert found["cards"][0]["missing"]["memory.total"] == token.strip("[]")
+
+
+@pytest.mark.parametrize("token", ["ERR!", "[Unknown Error]", "[Timeout]", "[N/A]", ""])
+def test_a_card_that_says_nothing_is_at_fault(token: str) -> None:
+    row = dict.fromkeys(P100, token) | {"index": "0"}
+    found = facts(Smi([row, SECOND]))
+    assert [(item["index"], item["healthy"]) for item in found["cards"]] == [(0, False), (1, True)]
+    assert found["cards"][0]["memory_mib"] is None
+
+
+def test_a_card_with_the_host_s_memory_is_not_at_fault() -> None:
+    """GB10 shares the host's memory and has no size of its own to tell."""
+    row = {**P100, "name": "NVIDIA GB10", "compute_cap": "12.1", "pci.bus_id": "0000000F:01:00.0"}
+    row |= dict.fromkeys(("memory.total", "memory.used", "memory.free", "power.limit"), "[N/A]")
+    found = facts(Smi([row]), {**pci("000f:01:00.0", "0x2e12"), **loaded()})
+    assert (found["state"], found["cards"][0]["memory_mib"]) == ("ok", None)
+
+
+@pytest.mark.parametrize("knows_new", [True, False])
+def test_the_new_spelling_where_the_old_one_is_gone(knows_new: bool) -> None:
+    """A driver that knows only the new name of the throttle reasons still tells them."""
+    new = "clocks_event_reasons.active"
+    row = {**P100, new: "0x0000000000000004"}
+    smi = Smi([row], refused=("clocks_throttle_reasons.active", *(() if knows_new else (new,))))
+    found = facts(smi)["cards"][0]
+    assert found["throttle_reasons"] == (["sw_power_cap"] if knows_new else None)
+    assert found["memory_mib"] == 16384
+    assert smi.starts == (2 if knows_new else 4)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR: ld.so: object 'libgtk3-nocsd.so.0' from LD_PRELOAD cannot be preloaded (cannot open): ignored.",
+        "/bin/bash: warning: setlocale: LC_ALL: cannot change locale (de_DE.UTF-8)",
+        "nvidia-smi: /usr/lib/libnvidia-ml.so.1: no version information available (required by nvidia-smi)",
+        "  index, uuid, name",
+    ],
+)
+def test_what_loader_and_shell_say_is_not_about_the_card(line: str) -> None:
+    found = facts(Smi(before=line + "\n"))
+    assert (found["state"], len(found["cards"]), found["reasons"]) == ("ok", 1, [])
+
+
+def test_a_flood_of_lines_stays_readable() -> None:
+    text = "x\n" * 20000 + "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n" * 500
+    found = facts(Smi(before=text, rc=14))
+    assert (found["state"], len(found["cards"])) == ("degraded", 1)
+    assert len(found["reasons"]) < 10
+    assert "19995 more unexpected lines from nvidia-smi" in found["reasons"]
+    assert len(found["cards"][0]["reasons"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("driver", "device", "words"),
+    [
+        ("nvidia", "0x15f8", "nvidia-smi does not list it"),
+        (None, "0x15f8", "no driver holds it"),
+        ("nouveau", "0x15f8", "nouveau holds it"),
+        ("vfio-pci", "0x15f8", None),
+        (None, "0x0a65", None),  # a GeForce 210 for the console
+    ],
+)
+def test_a_second_card_on_the_bus_only(driver: str | None, device: str, words: str | None) -> None:
+    """A probe that failed leaves a card without a driver, and nvidia-smi lists the others as if all were well."""
+    found = facts(Smi(), {**pci(), **pci("0000:5e:00.0", device, driver), **loaded()})
+    assert (words or "none") in (" ".join(found["reasons"]) or "none")
+    assert found["healthy"] is (words is None)
+    reachable = next(check for check in host_checks(HostSeen(found)) if check.id == "cards_reachable")
+    assert reachable.level == ("PASS" if words is None else "FAIL")
+
+
+@pytest.mark.parametrize(
+    ("rc", "text", "words"),
+    [
+        (255, "Failed to initialize NVML: Unknown Error\n", "nvidia-smi failed: status 255: Failed to initialize NVML"),
+        (0, "", "nvidia-smi lists no GPU"),
+        (137, "", "nvidia-smi failed: status 137: no message"),
+        (139, "Segmentation fault (core dumped)\n", "nvidia-smi failed: status 139: Segmentation fault"),
+    ],
+)
+def test_the_doctor_says_it_once(rc: int, text: str, words: str) -> None:
+    found = facts(Smi(rc=rc, text=text))
+    line = documented(Seen(gpu_facts=found), [])[0].text
+    assert line.startswith(words)
+    assert line.count("failed with") == 0
+    assert len(found["reasons"]) == 1
+    assert not found["reasons"][0].startswith("nvidia-smi failed with status 0")
+
+
+def test_the_doctor_without_the_installed_version() -> None:
+    found = facts(Smi(rc=18, text="Driver/library version mismatch\n"))
+    line = next(check for check in host_checks(HostSeen(found)) if check.id == "driver_loaded")
+    assert line.text == "the installed driver is not the loaded one (580.178.04)"
+
+
 # Processes
 
 
@@ -321,14 +430,33 @@ def test_memory_of_a_process(memory: str, wanted: int | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("a & b", "a & b"),
+        ("&nbsp;", "&nbsp;"),
+        ("a &amp; b &lt;c&gt;", "a & b <c>"),
+        ("python -c 'if a<b: x'", "python -c 'if a<b: x'"),
+        ("a << b <", "a << b <"),
+        ("red \x1b[31m \x00 \ud800", "red ?[31m ? ?"),
+        ("Ärger 🙂", "Ärger 🙂"),
+    ],
+)
+def test_any_name_of_a_process(name: str, wanted: str) -> None:
+    """Whoever may start a program chooses its name, and must not hide who is on a card with it."""
+    found = busy(HEAD + ONE.replace("/usr/bin/x, y", name).format("900 MiB"))
+    assert [(item["pid"], item["name"], item["memory_mib"]) for item in found["processes"]] == [(77, wanted, 900)]
+    assert found["state"] == "ok"
+
+
+@pytest.mark.parametrize(
     "xml",
     [
         "",
         HEAD,
         ONE[:150],
         ONE.replace("</processes>", ""),
-        ONE.replace("/usr/bin/x, y", "a & b"),
-        ONE.replace("/usr/bin/x, y", "&nbsp;"),
+        ONE.replace("/usr/bin/x, y", "</gpu>"),
+        ONE.replace("<used_memory>", "<used_memory"),
         "No devices were found",
     ],
 )
@@ -341,44 +469,3 @@ def test_mig_parts_are_no_cards() -> None:
     found = facts(Smi([{**P100, "mig.mode.current": "Enabled", "memory.used": "[N/A]"}]))
     assert len(found["cards"]) == 1
     assert "MIG is on" in " ".join(found["reasons"])
-
-
-# The kernel
-
-
-def test_module_without_its_proc_file() -> None:
-    base = {"/sys/module/nvidia/version": "580.178.04\n"}
-    assert kernel_module(FakeFiles({**base, "/sys/module/nvidia/taint": "POE\n"})) == "proprietary"
-    assert kernel_module(FakeFiles({**base, "/sys/module/nvidia/taint": "OE\n"})) == "open"
-
-
-@pytest.mark.parametrize(
-    ("log", "xid"),
-    [
-        ("NVRM: Xid (PCI:0000:82:00): 31, pid=77, name=x, Ch 00000010\n", 31),
-        ("NVRM: Xid (PCI:00000000:82:00.0): 48, pid='<unknown>'\n", 48),
-        ("[ 12.5] NVRM: Xid (PCI:0000:82:00): 119, Timeout\r\n", 119),
-        ("Nov 30 02:00:00 h kernel: NVRM: Xid (PCI:0000:82:00): 63, Row Remapper\n", 63),
-    ],
-)
-def test_xids(log: str, xid: int) -> None:
-    found = _gpu_log.faults(log)
-    assert [(item["pci_id"], item["xid"]) for item in found] == [("0000:82:00.0", xid)]
-
-
-@pytest.mark.parametrize(
-    ("log", "cause"),
-    [
-        (
-            "NVRM: API mismatch: the client has the version 580.95.05, but\nNVRM: this kernel module has 535.1.\n",
-            "mismatch",
-        ),
-        ("Loading of module with unavailable key is rejected\n", "secure_boot"),
-        ("modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\r\n", "secure_boot"),
-        ("NVRM:  supported through the NVIDIA 470.xx Legacy drivers. Please\n", "branch_too_new"),
-    ],
-)
-def test_reasons_in_the_log(log: str, cause: str) -> None:
-    problem = _gpu_log.driver_problem(log)
-    assert problem is not None
-    assert problem["cause"] == cause
