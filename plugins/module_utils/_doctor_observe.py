@@ -21,7 +21,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils import _cdi, _doc
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_paths as paths
 from ansible_collections.tensorless.fleet.plugins.module_utils._cdi_apply import HOOK, OUR_LABEL, REFRESH, UNITS
 from ansible_collections.tensorless.fleet.plugins.module_utils._doctor_host import HostSeen, host_checks
-from ansible_collections.tensorless.fleet.plugins.module_utils._driver import dkms_problems, is_driver_package, kernels
+from ansible_collections.tensorless.fleet.plugins.module_utils._driver import follows_kernel, is_driver_package, unbuilt
 from ansible_collections.tensorless.fleet.plugins.module_utils._gpu import read_gpus
 from ansible_collections.tensorless.fleet.plugins.module_utils._host import Files, Run
 from ansible_collections.tensorless.fleet.plugins.module_utils._hub_http import (
@@ -138,7 +138,7 @@ def _host(ask: Question, facts: Mapping[str, Any], runtime: Optional[str], docke
         cdi_problems=_cdi_problems(ask, facts, runtime),
         refresh_units=any(ask.files.exists(f"{folder}/{REFRESH[1]}") for folder in _UNIT_FOLDERS),
         toolkit=ask.find("nvidia-ctk") is not None,
-        unbuilt=dkms_problems(ask.run, kernels(ask.files), platform.release(), facts["loaded_version"]),
+        unbuilt=unbuilt(ask.run, ask.files, platform.release(), facts["loaded_version"]),
         movable=_movable(ask),
         persistenced=any(ask.files.exists(f"{folder}/nvidia-persistenced.service") for folder in _UNIT_FOLDERS),
         our_pids=[item["pid"] for item in facts["processes"] if _descends(item["pid"], ours["pids"], ask.files)],
@@ -219,7 +219,8 @@ def _movable(ask: Question) -> Optional[list[str]]:
         return None
     patterns = re.findall(r'^Unattended-Upgrade::Package-Blacklist:: "(.*)";', out, re.MULTILINE)
     names = [row[2] for row in rows if row[1] == "installed" and row[0] != "hold" and is_driver_package(row[2])]
-    return sorted(name for name in names if not any(_matches(pattern, name) for pattern in patterns))
+    free = [name for name in names if not any(_matches(pattern, name) for pattern in patterns)]
+    return sorted(name for name in free if not follows_kernel(name))
 
 
 def _matches(pattern: str, name: str) -> bool:

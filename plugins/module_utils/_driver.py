@@ -86,6 +86,14 @@ def is_tool(name: str) -> bool:
     return bool(_TOOL.match(name))
 
 
+def follows_kernel(name: str) -> bool:
+    """Whether a package brings the prebuilt module for each new kernel. On hold, the next kernel would have none.
+
+    Its branch stands in its name, and it goes no further than the driver's other packages, which are on hold.
+    """
+    return bool(re.match(r"^linux-modules-nvidia-\d{3}(?:-server)?-(?!\d|server-\d)", name))
+
+
 def outside(name: str, version: str) -> bool:
     """Whether a package is of a branch that may not be on the host."""
     number = package_branch(name, version)
@@ -138,6 +146,22 @@ def dkms_problems(run: Run, kernels: Sequence[str], running: str, version: Optio
     built = {row[2] for row in rows if row[3].startswith("installed")}
     newest = max(kernels, key=_kernel_key, default=running)
     return [f"dkms has no module for kernel {name}" for name in dict.fromkeys([running, newest]) if name not in built]
+
+
+def unbuilt(run: Run, files: Files, running: str, version: Optional[str]) -> list[str]:
+    """Kernels that this host may boot without a module of the driver, in words: not built, or not installed."""
+    names = kernels(files)
+    found = dkms_problems(run, names, running, version)
+    newest = max(names, key=_kernel_key, default=running)
+
+    def has(name: str) -> bool:
+        listed = files.read(f"/lib/modules/{name}/modules.dep") or ""
+        return re.search(r"(?:^|/)nvidia(?:-current)?\.ko\b", listed, re.MULTILINE) is not None
+
+    # Without dkms (prebuilt modules, the runfile) the list of modules tells, where it knows the running kernel's.
+    if not found and has(running) and not has(newest):
+        return [f"there is no module of the driver for kernel {newest}"]
+    return found
 
 
 def kernels(files: Files) -> list[str]:

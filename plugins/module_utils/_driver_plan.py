@@ -257,14 +257,16 @@ class Driver:
         if not isinstance(self.manager, _driver_apt.Apt):
             return []
         later = {step.name for step in self.steps}
-        missing = sorted((set(installed) | later) - self.manager.held())
+        wanted = {name for name in {*installed, *later} if not _driver.follows_kernel(name)}
+        missing = sorted(wanted - self.manager.held())
         if not missing:
             return []
         return [Change(f"hold {len(missing)} packages of the driver", self._hold)]
 
     def _hold(self) -> None:
         """Holds what is installed now; dozens of names that are not there stay unmarked."""
-        names = sorted(set(self.manager.installed()) - self.manager.held())
+        here = {name for name in self.manager.installed() if not _driver.follows_kernel(name)}
+        names = sorted(here - self.manager.held())
         if names:
             rc, _out, err = self.run(["apt-mark", "hold", *names])
             if rc != 0:

@@ -390,3 +390,52 @@ def test_nothing_of_a_display_is_a_stranger() -> None:
     blacklist = _driver_apt.upgrades_text()
     for name in found.remove:
         assert any(name.startswith(prefix) and f'"{prefix}"' in blacklist for prefix in _driver_apt.BLACKLIST)
+
+
+@pytest.mark.parametrize(
+    ("name", "follows"),
+    [
+        ("linux-modules-nvidia-580-server-generic", True),
+        ("linux-modules-nvidia-580-generic-hwe-24.04", True),
+        ("linux-modules-nvidia-580-server-6.8.0-90-generic", False),
+        ("linux-modules-nvidia-580-6.8.0-90-generic", False),
+        ("nvidia-dkms-580-server", False),
+    ],
+)
+def test_what_brings_the_module_for_the_next_kernel_is_not_held(name: str, follows: bool) -> None:
+    """A new kernel comes all the same, and would boot without a card."""
+    held: list[list[str]] = []
+
+    def run(argv: Sequence[str]) -> tuple[int, str, str]:
+        if argv[0] == "apt-mark" and argv[1] == "hold":
+            held.append(list(argv[2:]))
+        return 0, f"installed {name} 580.1-1\ninstalled libcuda1 580.1-1\n" if argv[0] == "dpkg-query" else "", ""
+
+    driver = Driver(run, FakeFiles(), _driver_apt.Apt(run), facts(Smi()), Wish(headers=False), lambda path, text: None)
+    for change in driver.plan():
+        if change.text.startswith("hold"):
+            change.apply()
+    assert held == [sorted({"libcuda1"} | (set() if follows else {name}))]
+
+
+@pytest.mark.parametrize(
+    ("running", "newest", "words"),
+    [
+        (
+            "kernel/nvidia-580-server/nvidia.ko.zst:",
+            "",
+            ["there is no module of the driver for kernel 6.8.0-101-generic"],
+        ),
+        ("kernel/drivers/video/nvidia.ko:", "kernel/drivers/video/nvidia.ko:", []),
+        ("updates/dkms/nvidia-current.ko.xz:", "kernel/drivers/net/nvidia-net.ko:", ["kernel 6.8.0-101-generic"]),
+        ("", "", []),  # nothing is known of the running kernel's
+    ],
+)
+def test_a_kernel_without_a_prebuilt_module(running: str, newest: str, words: list[str]) -> None:
+    files = FakeFiles()
+    for kernel, text in ((RUNNING, running), (NEWEST, newest)):
+        files.content[f"/lib/modules/{kernel}/kernel/x.ko"] = ""
+        files.content[f"/lib/modules/{kernel}/modules.dep"] = f"kernel/fs/fat.ko:\n{text}\n"
+    found = _driver.unbuilt(lambda argv: (127, "", ""), files, RUNNING, "580.95.05")
+    assert len(found) == len(words)
+    assert all(word in line for word, line in zip(words, found))
