@@ -66,8 +66,8 @@ def is_driver_package(name: str) -> bool:
     return bool(_DRIVER.match(name)) and not name.startswith("libnvidia-container")
 
 
-# Tools that distributions package on their own: Debian 13 has nvidia-modprobe 570 beside driver 550, and Ubuntu
-# nvidia-settings 510 beside every driver. They work with any driver.
+# Tools that distributions package on their own, at versions of their own: Ubuntu has nvidia-settings 510 beside every
+# driver, and Debian builds each of them from its own source. They work with any driver.
 _TOOL = re.compile(r"^(?:nvidia-(?:settings|modprobe|persistenced|xconfig|installer)|libxnvctrl)(?:[-\d].*)?$")
 
 

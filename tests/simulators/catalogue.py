@@ -236,8 +236,8 @@ def ubuntu() -> list[Package]:
 
 
 def debian() -> list[Package]:
-    """Debian's own archive: 535 for bookworm and 550 for trixie, nothing newer."""
-    found: list[Package] = []
+    """Debian's own archive: 535 for bookworm and 550 for trixie, nothing newer; tools from sources of their own."""
+    found: list[Package] = [Package("nvidia-modprobe", "570.133.07-1"), Package("nvidia-cuda-dev", "11.8.89~11.8.0-5")]
     for release, suffix in (("535.261.03", "-1~deb12u1"), ("550.163.01", "-2")):
         version = release + suffix
         same = f"(= {version})"
@@ -246,7 +246,7 @@ def debian() -> list[Package]:
             library("libcuda1", "libcuda", release, version),
             smi("nvidia-smi", version, f"libnvidia-ml1 {same}"),
             persistenced(version, f"libnvidia-ml1 {same}"),
-            Package("nvidia-kernel-support", version),
+            Package("nvidia-kernel-support", version, "nvidia-modprobe (>= 535.54.03)"),
             kernel(
                 "nvidia-kernel-dkms",
                 release,

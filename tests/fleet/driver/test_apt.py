@@ -131,6 +131,15 @@ def test_debian_archive_has_no_580(rig: Rig) -> None:
     _rc, output, _recap = rig.play(ROLES, "--check", "--diff", nvidia_driver_manage=True)
     assert "R550 is the newest allowed one" in " ".join(output.split())
     assert "+install the driver 550.163.01-2" in output
+    # A tool and a part of CUDA that have versions of their own are no reason to refuse, and none to start over.
+    rig.sh("apt-get install -y -q --no-install-recommends nvidia-cuda-dev")
+    rig.play(ROLES, nvidia_driver_manage=True)
+    landed = rig.versions()
+    assert landed["nvidia-kernel-dkms"] == "550.163.01-2"
+    assert landed["nvidia-modprobe"].startswith("570.")
+    assert "^([0-9]+:)?550" in rig.sh("cat /etc/apt/preferences.d/00-tensorless-nvidia")
+    _rc, _out, recap = rig.play(ROLES, nvidia_driver_manage=True)
+    assert recap["changed"] == 0
 
 
 @pytest.mark.soak

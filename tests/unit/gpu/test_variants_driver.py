@@ -263,7 +263,7 @@ TESLA = {
     ("name", "version", "branch"),
     [
         ("nvidia-settings", "510.47.03-0ubuntu4", 510),  # Ubuntu's own, beside every driver
-        ("nvidia-modprobe", "570.133.07-1", 570),  # Debian 13, beside driver 550
+        ("nvidia-modprobe", "570.133.07-1", 570),  # Debian builds it from its own source
         ("libxnvctrl0", "535.171.04-1~deb12u1", 535),
         ("nvidia-cuda-dev", "12.4.131~12.4.1-2", None),
         ("libnvidia-ml-dev", "12.4.127~12.4.1-2", None),
@@ -311,7 +311,7 @@ def test_what_stands_beside_the_driver_decides_nothing(
 
 
 def test_a_tool_of_another_branch_may_land_with_the_driver() -> None:
-    """Debian 13: nvidia-kernel-support wants nvidia-modprobe, which is 570 there beside driver 550."""
+    """Debian: nvidia-kernel-support wants nvidia-modprobe, which has a source and versions of its own."""
     steps = [Step("nvidia-kernel-dkms", None, "550.163.01-2"), Step("nvidia-modprobe", None, "570.133.07-1")]
     assert _driver_apt.transaction_problems(steps, 550, False, True) == []
     manager = FakeManager(steps=steps, branch=550)
