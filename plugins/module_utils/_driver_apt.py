@@ -46,7 +46,7 @@ Pin: version /^([0-9]+:)?{branch}\\./
 Pin-Priority: {priority}
 
 Package: {_NAMES}
-Pin: version /^([0-9]+:)?(58[1-9]|59[0-9]|[6-9][0-9][0-9]|[0-9]{{4}})\\./
+Pin: version /^([0-9]+:)?(58[1-9]|59[0-9]|[6-9][0-9][0-9]|1[0-9]{{3}})\\./
 Pin-Priority: -1
 """
     if old_cards:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -378,6 +379,28 @@ def test_sets_that_get_a_driver(installed: dict[str, str]) -> None:
 )
 def test_names_that_may_be_asked_for(name: str, refused: bool) -> None:
     assert bool(_driver.name_problem(name)) is refused
+
+
+@pytest.mark.parametrize(
+    ("version", "pinned"),
+    [
+        ("590.48.01-1", True),
+        ("3:581.15-1", True),
+        ("610.43.02-1", True),
+        ("1002.7-1", True),
+        ("580.105.08-1", False),
+        ("12.8.0-1", False),
+        ("2025.3.1-1", False),
+        ("1.18.2-1", False),
+    ],
+)
+def test_versions_that_the_pins_keep_away(version: str, pinned: bool) -> None:
+    """By the same measure as the check of the transaction: what has a version of its own stays free."""
+    text = _driver_apt.preferences(550, 600, False)
+    away = re.search(r"Pin: version /(.*)/\nPin-Priority: -1\n", text)
+    assert away
+    assert bool(re.search(away.group(1), version)) is pinned
+    assert ((_driver.package_branch("nvidia-x", version) or 0) > _driver.NEWEST) is pinned
 
 
 def test_nothing_of_a_display_is_a_stranger() -> None:
