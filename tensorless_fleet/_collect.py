@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tensorless_fleet._play import clean
+from tensorless_fleet._reasons import explain_become, explain_login, reason_of
 from tensorless_fleet.results import Bench, Card, Check, Event, EventKind, HostResult, HostState, Result, Server
 
 ENDINGS: dict[str, EventKind] = {
@@ -35,8 +35,14 @@ class Collector:
         self.empty_plays = 0
         self.running: dict[str, str] = {}  # host -> step at work
         self.here: str | None = None  # why a step on the controller itself (the report) failed
-        # What is said before the first play. When none begins, the error of the run says it in one line.
+        self._items: dict[str, list[str]] = {}  # host -> why items of the loop at work failed
+        # What is said before a host begins. When none does, the error of the run says it in one line.
         self._early: list[str] | None = []
+
+    @property
+    def played(self) -> bool:
+        """Whether there was a play, and each had a host to play with."""
+        return bool(self.plays) and not self.empty_plays
 
     def host(self, name: str) -> HostResult:
         return self.result.hosts.setdefault(name, HostResult(name))
@@ -54,14 +60,14 @@ class Collector:
             self._on_controller(name, step, data)
             return
         if name == "playbook_on_play_start":
-            early, self._early = self._early or [], None
-            for line in early:
-                self.say("line", text=line)
             self.plays += 1
             self.say("play", text=clean(str(data.get("name") or "")))
         elif name == "playbook_on_no_hosts_matched":
             self.empty_plays += 1
         elif name == "runner_on_start" and host:
+            early, self._early = self._early or [], None
+            for line in early:
+                self.say("line", text=line)
             self.host(str(host)).step = step
             self.running[str(host)] = step
             self.say("step", str(host), step)
@@ -71,6 +77,8 @@ class Collector:
             raw = data.get("res")
             answer: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
             self._learn(self.host(str(host)), action_of(data), answer)
+            if name.endswith("failed"):
+                self._items.setdefault(str(host), []).append(reason_of(answer))
             if text := self._note(str(host), data, answer):
                 self.say("ok", str(host), step, text)
         elif name == "playbook_on_stats":
@@ -107,12 +115,14 @@ class Collector:
         self.running.pop(name, None)
         raw = data.get("res")
         answer: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+        # Of a loop Ansible says at the end only that items failed; the reasons came with the items.
+        reason = "; ".join(dict.fromkeys(self._items.pop(name, []))) or reason_of(answer)
         if kind == "failed" and data.get("ignore_errors"):
-            self.say("ignored", name, step, reason_of(answer))
+            self.say("ignored", name, step, reason)
             return
         text = ""
         if kind in ("failed", "unreachable"):
-            text = reason_of(answer)
+            text = reason
             text = explain_login(name, text) if kind == "unreachable" else explain_become(name, text)
             host.reason = text
             self._raise_to(host, "failed" if kind == "failed" else "unreachable")
@@ -162,7 +172,9 @@ class Collector:
             host.plans += [plan for plan in answer.get("plans") or [] if isinstance(plan, dict)]
             host.skipped += [item for item in answer.get("skipped_cards") or [] if isinstance(item, dict)]
         elif module == "tensorless_server":
-            host.servers += [server_of(item) for item in answer.get("servers") or [] if isinstance(item, Mapping)]
+            for item in answer.get("servers") or []:
+                if isinstance(item, Mapping):
+                    keep_server(host.servers, server_of(item))
         elif module == "tensorless_bench":
             for item in answer.get("benches") or ([answer] if "median_decode_tps" in answer else []):
                 if isinstance(item, Mapping) and item.get("median_decode_tps") is not None:
@@ -197,67 +209,6 @@ def action_of(data: Mapping[str, Any]) -> str:
     return str(data.get("resolved_action") or data.get("task_action") or "")
 
 
-def reason_of(answer: Mapping[str, Any]) -> str:
-    """Why a task failed, as one line."""
-    for key in ("msg", "message", "reason", "module_stderr", "stderr", "exception"):
-        value = answer.get(key)
-        if value:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            text = clean(text)
-            if key == "msg" and text.startswith("MODULE FAILURE") and answer.get("module_stderr"):
-                text = f"{text}: {clean(str(answer['module_stderr']))[-400:]}"
-            return re.sub(r"^Task failed: (?:Action failed: |Module failed: )?", "", text)
-    if answer.get("censored"):
-        return "failed; the details are hidden because they may hold secrets"
-    return "failed without saying why"
-
-
-def explain_login(host: str, text: str) -> str:
-    """One line with the fix for a host that cannot be reached or logged in to."""
-    text = re.sub(r"^(Task failed: )?Failed to connect to the host via ssh: ", "", text)
-    low = text.lower()
-    if "host key verification failed" in low or "remote host identification has changed" in low:
-        if "changed" in low:
-            return (
-                f"the ssh host key of {host} is not the one known here, so the connection was refused. If the "
-                f"host was reinstalled: ssh-keygen -R {host}, then connect once with ssh and compare the key"
-            )
-        return (
-            f"the ssh host key of {host} is not known here. Connect once with ssh {host} and compare the key, or "
-            "pass --host-keys accept-new"
-        )
-    if "no such identity" in low or ("identity file" in low and "not accessible" in low):
-        found = re.search(r"(?:no such identity|identity file):? (\S+?)[: ]", text, re.I)
-        path = found.group(1) if found else "named in the inventory"
-        return (
-            f"cannot log in to {host}: the ssh key {path} does not exist. Correct ansible_ssh_private_key_file in "
-            "the inventory, or make the key with ssh-keygen and bring it over with ssh-copy-id"
-        )
-    if "permission denied" in low:
-        return (
-            f"cannot log in to {host}: {text}. Bring your key over with ssh-copy-id, load it with ssh-add, or set "
-            "ansible_user and ansible_ssh_private_key_file in the inventory"
-        )
-    if "could not resolve hostname" in low:
-        return f"the name {host} leads nowhere: {text}. Set ansible_host in the inventory, or correct the name"
-    if "incorrect sudo password" in low or "missing sudo password" in low:
-        return explain_become(host, text)
-    return f"{text.rstrip('.')}. Check that {host} is up and that ssh reaches it, then run the command again"
-
-
-def explain_become(host: str, text: str) -> str:
-    """One line with the fix where sudo wants a password; any other text as it is."""
-    low = text.lower()
-    if "missing sudo password" in low or "a password is required" in low or "missing become password" in low:
-        return (
-            f"sudo on {host} wants a password. Pass --become-password-file FILE, set ansible_become_password in a "
-            "vault, or allow the user sudo without one"
-        )
-    if "incorrect sudo password" in low or "incorrect become password" in low:
-        return f"sudo on {host} refused the password. Correct --become-password-file or ansible_become_password"
-    return text
-
-
 def _text(value: Any) -> str | None:
     return None if value is None else clean(str(value))
 
@@ -279,6 +230,16 @@ def server_of(item: Mapping[str, Any]) -> Server:
         plan_hash=_text(item.get("plan_hash")),
         actions=tuple(clean(str(action)) for action in actions),
     )
+
+
+def keep_server(servers: list[Server], fresh: Server) -> None:
+    """Keeps what was said of a server last, with all that was done; a look ahead gives way to the deed."""
+    for index, known in enumerate(servers):
+        if known.instance == fresh.instance:
+            done = () if known.state.startswith("would be") else known.actions
+            servers[index] = replace(fresh, actions=done + fresh.actions)
+            return
+    servers.append(fresh)
 
 
 def bench_of(item: Mapping[str, Any]) -> Bench:
@@ -319,5 +280,7 @@ def card_of(item: Mapping[str, Any]) -> Card:
         bench_tps=_number(item.get("bench_tps")),
         bench_vs_receipt_percent=_number(item.get("bench_vs_receipt_percent")),
         bench_time=_text(item.get("bench_time")),
+        bench_current=bool(item.get("bench_current")) if item.get("bench_tps") is not None else None,
+        endpoint=_text(item.get("endpoint")),
         note=clean(str(item.get("note") or "")),
     )

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Help texts, the reference page and the shell completion, all made from the one table in ``_usage``."""
+"""Help texts, the reference page and the shell completion, all made from the one table in ``_commands``."""
 
 from __future__ import annotations
 
 import textwrap
 
-from tensorless_fleet import _usage
-from tensorless_fleet._usage import COMMANDS, FLEET, LOCAL, Command, Flag, flags_of
+from tensorless_fleet._commands import COMMANDS, FLAGS, FLEET, FLEET_COMMANDS, LOCAL, Command, Flag, flags_of
+from tensorless_fleet._usage import Usage
 
 EXIT_CODES = (
     (0, "Success, including `help` and `-h`."),
@@ -118,10 +118,10 @@ def reference() -> str:
         "| Flag | Default | Commands | Meaning |",
         "| --- | --- | --- | --- |",
     ]
-    for flag in _usage.FLAGS:
+    for flag in FLAGS:
         if not flag.commands:
             takers = "all"
-        elif flag.commands == _usage.FLEET_COMMANDS:
+        elif flag.commands == FLEET_COMMANDS:
             takers = "those that work on a fleet"
         else:
             takers = ", ".join(f"`{name}`" for name in flag.commands)
@@ -222,7 +222,7 @@ compdef _tensorless tensorless
                 seen = f"__fish_seen_subcommand_from {command.name}"
                 lines.append(f"complete -c tensorless -n '{seen}' -l {flag.name}{short}{needs}")
         return "\n".join(lines) + "\n"
-    raise _usage.Usage(f'no completion for the shell "{shell}"; there is bash, zsh and fish')
+    raise Usage(f'no completion for the shell "{shell}"; there is bash, zsh and fish')
 
 
 if __name__ == "__main__":

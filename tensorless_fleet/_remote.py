@@ -16,17 +16,22 @@ from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_text
 from ansible_collections.tensorless.fleet.plugins.module_utils._plan_rules import check_choice
 
 from tensorless_fleet import _show, _view
+from tensorless_fleet._commands import CHECKABLE
 from tensorless_fleet._usage import Options, Usage
 from tensorless_fleet.errors import HostsFailed, Interrupted, PlayError
 from tensorless_fleet.fleet import Fleet, HostKeys, Run, ServerOptions
 from tensorless_fleet.results import Result
 
 WITH_MODEL = ("run", "pull", "serve", "stop", "bench")
+NOTHING = {
+    "stop": "nothing is stopped",
+    "bench": "nothing is measured",
+    "run": "nothing is pulled, downloaded or started",
+}
 
 
 def answer(options: Options) -> int:
     """Runs one command on the fleet; returns the exit code."""
-    check_usage(options)
     fleet = Fleet(
         options.inventory,
         recipes=options.recipes,
@@ -36,11 +41,14 @@ def answer(options: Options) -> int:
         vault_password_file=options.vault_password_file,
         become_password_file=options.become_password_file,
     )
-    if options.dry_run:
+    check_usage(options)
+    if options.dry_run and options.command in WITH_MODEL:
         return dry_run(fleet, options)
     if options.command == "fleet" and options.watch:
         return watch(fleet, options)
     result = work(start(fleet, options), options)
+    if options.dry_run and not options.json and options.command in CHECKABLE:
+        sys.stdout.write("dry run: nothing was changed; what is said above is what would be done\n")
     if result.interrupted:
         return 130
     if options.command == "doctor" and any(
@@ -78,6 +86,8 @@ def find_model(options: Options) -> tuple[list[Any], str | None]:
             raise
         unknown = refusal
     folders = inventory_values(options, "tensorless_recipes_dir")
+    if folders is None:
+        return [], None  # the run itself says what is wrong with the inventory
     for folder in sorted(folders):
         if "{{" in folder or not os.path.isdir(folder):
             return [], None
@@ -88,16 +98,14 @@ def find_model(options: Options) -> tuple[list[Any], str | None]:
     raise unknown
 
 
-def inventory_values(options: Options, name: str) -> set[str]:
-    """The texts that a variable has on the hosts of the inventory."""
+def inventory_values(options: Options, name: str) -> set[str] | None:
+    """The texts that a variable has on the hosts of the inventory; None where Ansible cannot read it."""
     import json
     import subprocess
 
     from tensorless_fleet._play import Job, environment
     from tensorless_fleet._private import Private
-    from tensorless_fleet.fleet import check_inventory
 
-    check_inventory(options.inventory)
     words = [sys.executable, "-m", "ansible", "inventory", "--list"]
     for entry in options.inventory:
         words += ["-i", entry if "," in entry else os.path.abspath(entry)]
@@ -109,7 +117,7 @@ def inventory_values(options: Options, name: str) -> set[str]:
     try:
         hosts = json.loads(done.stdout)["_meta"]["hostvars"]
     except (ValueError, KeyError, TypeError):
-        return set()  # the run itself says what is wrong with the inventory
+        return None
     return {str(values[name]) for values in hosts.values() if values.get(name)}
 
 
@@ -147,7 +155,10 @@ def start(fleet: Fleet, options: Options) -> Run:
     values: dict[str, Any] = {}
     if options.command == "bench":
         values = {"bench_runs": options.runs, "bench_tokens": options.tokens, "bench_mode": "always"}
-    return fleet.start(options.command, options.model, values=values, **server_options(options))
+    chosen = server_options(options)
+    if options.dry_run and options.command in CHECKABLE:
+        chosen["check_mode"] = True
+    return fleet.start(options.command, options.model, values=values, **chosen)
 
 
 @contextmanager
@@ -217,8 +228,6 @@ def watch(fleet: Fleet, options: Options) -> int:
 
 def dry_run(fleet: Fleet, options: Options) -> int:
     """The plan of the command on every host; what is the same is said once."""
-    if options.command not in WITH_MODEL:
-        raise Usage(f"{options.command} changes nothing on hosts or has no plan; leave --dry-run out")
     chosen = server_options(options)
     chosen["check_mode"] = True
     run = fleet.start("run", options.model, tags=("plan",), **chosen)
@@ -235,12 +244,16 @@ def grouped_plan(options: Options, result: Result) -> str:
     typed = f"tensorless {options.command}" + (f" {options.model}" if options.model else "")
     number = len(result.hosts)
     where = f"{number} host{'' if number == 1 else 's'}"
-    out = [f"dry run of '{typed}' on {where}: nothing is pulled, downloaded or started."]
+    out = [f"dry run of '{typed}' on {where}: {NOTHING.get(options.command, NOTHING['run'])}."]
     pairs = [(host.host, plan) for host in result.hosts.values() for plan in host.plans]
     downloads: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
     for host, plan in pairs:
         downloads.setdefault((plan["model"], plan["download"]["sha256"]), []).append((host, plan))
     for (model, sha256), users in downloads.items():
+        if options.command in ("stop", "bench"):
+            for host, plan in users:
+                out += ["", plan_line(host, plan), *deeds(options, plan)]
+            continue
         plan = users[0][1]
         download = plan["download"]
         out += ["", f"recipe:   {model} on {plan['card']} ({plan['status']}), from {plan['recipe_path']}"]
@@ -261,6 +274,19 @@ def grouped_plan(options: Options, result: Result) -> str:
     return "\n".join(out) + "\n"
 
 
+def plan_line(host: str, plan: dict[str, Any]) -> str:
+    """Which card of a host a plan is for, and where its server answers."""
+    cards = ", ".join(f"GPU {card['index']} ({card['uuid']})" for card in plan["cards"])
+    return f"# {host}: {cards or 'GPU ' + plan['gpu']}, published on {plan['host']}:{plan['port']}"
+
+
+def deeds(options: Options, plan: dict[str, Any]) -> list[str]:
+    """What ``stop`` and ``bench`` would do on a host."""
+    if options.command == "stop":
+        return [f"systemctl disable --now tensorless@{plan['instance']}.service"]
+    return _plan_text.bench_lines(plan, options.runs, options.tokens)
+
+
 def grouped_commands(users: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """Each different command once with the hosts that run it; card and address stand there where they vary."""
     groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
@@ -271,10 +297,7 @@ def grouped_commands(users: list[tuple[str, dict[str, Any]]]) -> list[str]:
         plans = [plan for _host, plan in members]
         if len({_plan_text.command_text(plan["command"]) for plan in plans}) == 1:
             text = _plan_text.command_text(plans[0]["command"])
-        out.append("")
-        for host, plan in members:
-            cards = ", ".join(f"GPU {card['index']} ({card['uuid']})" for card in plan["cards"])
-            out.append(f"# {host}: {cards or 'GPU ' + plan['gpu']}, published on {plan['host']}:{plan['port']}")
+        out += ["", *(plan_line(host, plan) for host, plan in members)]
         out += [_plan_text.command_text(plans[0]["pull_command"]), text]
     return out
 

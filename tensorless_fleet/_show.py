@@ -178,12 +178,9 @@ def answer(options: Options) -> int:
             sys.stdout.write(f"{runtime} stop {plan['container_name']}\n")
     elif options.command == "bench":
         plan = plan_here(options)
-        sys.stdout.write(
-            f"dry run of 'tensorless bench {plan['model']}': nothing is measured.\n"
-            f"GET {plan['health_url']}\nGET {plan['endpoint']}/v1/models\n"
-            f"POST {plan['endpoint']}/completion (1 warm-up of 8 tokens, {options.runs} runs of {options.tokens} "
-            "tokens)\n"
-        )
+        sys.stdout.write(f"dry run of 'tensorless bench {plan['model']}': nothing is measured.\n")
+        for line in _plan_text.bench_lines(plan, options.runs, options.tokens):
+            sys.stdout.write(line + "\n")
     else:
         from tensorless_fleet import _local
 

@@ -193,7 +193,7 @@ def result_lines(result: Result) -> list[str]:
     elif result.hosts:
         rows = [["HOST", "STATE", "WHAT"]]
         for host in result.hosts.values():
-            for number, text in enumerate(host_texts(host) or [""]):
+            for number, text in enumerate(host_texts(host, result.command) or [""]):
                 shown = host.state.upper() if not host.ok else host.state
                 rows.append([host.host, shown, text] if number == 0 else ["", "", text])
         lines += columns(rows)
@@ -202,7 +202,7 @@ def result_lines(result: Result) -> list[str]:
     return lines
 
 
-def host_texts(host: HostResult) -> list[str]:
+def host_texts(host: HostResult, command: str = "") -> list[str]:
     """What there is to say about one host, most important first."""
     texts = [host.reason] if host.reason else []
     for server in host.servers:
@@ -212,9 +212,11 @@ def host_texts(host: HostResult) -> list[str]:
     for bench in host.benches:
         versus = "" if bench.vs_receipt_percent is None else f" ({bench.vs_receipt_percent:+.1f}% against the receipt)"
         texts.append(f"{bench.model} {bench.decode_tps:.2f} tok/s decode, TTFT {bench.ttft_ms:.0f} ms{versus}")
-    for item in host.skipped:
-        texts.append(f"skipped: {item.get('reason')}")
-    return texts or host.notes
+    if command == "pull" and host.ok:
+        texts += [f"{model}: engine image and model file are there" for model in {p["model"]: 0 for p in host.plans}]
+    texts += host.notes
+    texts += [f"skipped: {item.get('reason')}" for item in host.skipped]
+    return texts
 
 
 def doctor_lines(result: Result) -> list[str]:
@@ -260,5 +262,8 @@ def card_cells(card: Card) -> list[str]:
     bench = "-"
     if card.bench_tps is not None:
         versus = "" if card.bench_vs_receipt_percent is None else f" ({card.bench_vs_receipt_percent:+.1f}%)"
+        if card.bench_current is False:
+            versus = " (another plan)"
         bench = f"{card.bench_tps:.2f} tok/s{versus}"
-    return [name, card.model or "-", card.state, card.health, tuned, bench, card.note]
+    note = card.note.partition(". ")[0] if card.tuned is False else card.note  # the label's first sentence
+    return [name, card.model or "-", card.state, card.health, tuned, bench, note]

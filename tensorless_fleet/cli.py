@@ -8,7 +8,8 @@ import sys
 from typing import NoReturn
 
 from tensorless_fleet import _usage
-from tensorless_fleet._usage import BY_NAME, Options, Usage
+from tensorless_fleet._commands import BY_NAME
+from tensorless_fleet._usage import Options, Usage
 from tensorless_fleet.errors import Interrupted, TensorlessError, UsageError
 
 SEE_HELP = "Run 'tensorless help' for usage."

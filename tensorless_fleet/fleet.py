@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import re
 import threading
 import time
 import weakref
@@ -16,8 +15,9 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from tensorless_fleet import _collection
 from tensorless_fleet._collect import Collector
 from tensorless_fleet._play import Job as PlayJob
-from tensorless_fleet._play import Play, clean
-from tensorless_fleet.errors import HostsFailed, Interrupted, InventoryError, PlayError, UsageError
+from tensorless_fleet._play import Play
+from tensorless_fleet._reasons import check_inventory, last_error, no_host
+from tensorless_fleet.errors import HostsFailed, Interrupted, PlayError, UsageError
 from tensorless_fleet.results import Event, Result
 
 HostKeys = Literal["strict", "accept-new", "off"]
@@ -86,7 +86,7 @@ class Run:
         if self._collector.here:
             return PlayError(self._collector.here)
         if not result.hosts:
-            return no_host(self._play.lines, self._collector, self._job, code)
+            return no_host(self._play.lines, self._collector.played, self._job, code)
         if result.failed:
             return HostsFailed(f"{result.command} did not work everywhere: {failures(result)}", result)
         if code not in (0, 2, 4):
@@ -316,10 +316,7 @@ class Fleet:
         self, model: str | None = None, *, runs: int = 3, tokens: int = 256, **options: Unpack[ServerOptions]
     ) -> Result:
         """Measures running servers. ``result.hosts[...].benches`` holds one Bench per card, in tokens per second."""
-        if runs < 1 or tokens < 2:
-            raise UsageError(f"bench needs at least 1 run and 2 tokens, not {runs} and {tokens}")
-        values = {"bench_runs": runs, "bench_tokens": tokens, "bench_mode": "always"}
-        return self.start("bench", model, values=values, **options).result()
+        return self.start("bench", model, values=bench_values(runs, tokens), **options).result()
 
     def doctor(self, **options: Unpack[ServerOptions]) -> Result:
         """Checks hosts. ``result.hosts[...].checks`` holds the lines; a failed check raises HostsFailed."""
@@ -331,8 +328,7 @@ class Fleet:
 
     def report(self, directory: str | os.PathLike[str] | None = None, **options: Unpack[ServerOptions]) -> Result:
         """Writes the fleet report; ``result.files`` names what was written."""
-        values = {} if directory is None else {"tensorless_report_dir": os.path.abspath(os.fspath(directory))}
-        return self.start("report", values=values, **options).result()
+        return self.start("report", values=report_values(directory), **options).result()
 
     def upgrade(self, **options: Unpack[ServerOptions]) -> Result:
         """Moves servers to the recipes of this version, a batch of hosts at a time."""
@@ -382,9 +378,11 @@ class AsyncFleet:
         """See Fleet.stop."""
         return await self.fleet.start("stop", model, **options)
 
-    async def bench(self, model: str | None = None, **options: Any) -> Result:
+    async def bench(
+        self, model: str | None = None, *, runs: int = 3, tokens: int = 256, **options: Unpack[ServerOptions]
+    ) -> Result:
         """See Fleet.bench."""
-        return await asyncio.to_thread(self.fleet.bench, model, **options)
+        return await self.fleet.start("bench", model, values=bench_values(runs, tokens), **options)
 
     async def doctor(self, **options: Unpack[ServerOptions]) -> Result:
         """See Fleet.doctor."""
@@ -393,6 +391,34 @@ class AsyncFleet:
     async def status(self, **options: Unpack[ServerOptions]) -> Result:
         """See Fleet.status."""
         return await self.fleet.start("fleet", **options)
+
+    async def report(self, directory: str | os.PathLike[str] | None = None, **options: Unpack[ServerOptions]) -> Result:
+        """See Fleet.report."""
+        return await self.fleet.start("report", values=report_values(directory), **options)
+
+    async def upgrade(self, **options: Unpack[ServerOptions]) -> Result:
+        """See Fleet.upgrade."""
+        return await self.fleet.start("upgrade", **options)
+
+    async def rollback(self, **options: Unpack[ServerOptions]) -> Result:
+        """See Fleet.rollback."""
+        return await self.fleet.start("rollback", **options)
+
+    async def verify(self, **options: Unpack[ServerOptions]) -> Result:
+        """See Fleet.verify."""
+        return await self.fleet.start("verify", **options)
+
+
+def bench_values(runs: int, tokens: int) -> dict[str, Any]:
+    """The variables of a measurement that was asked for."""
+    if runs < 1 or tokens < 2:
+        raise UsageError(f"bench needs at least 1 run and 2 tokens, not {runs} and {tokens}")
+    return {"bench_runs": runs, "bench_tokens": tokens, "bench_mode": "always"}
+
+
+def report_values(directory: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """The variable that says where the report is written."""
+    return {} if directory is None else {"tensorless_report_dir": os.path.abspath(os.fspath(directory))}
 
 
 def server_values(model: str | None, options: ServerOptions) -> dict[str, Any]:
@@ -421,76 +447,6 @@ def server_values(model: str | None, options: ServerOptions) -> dict[str, Any]:
 def limit_for(command: str, hosts: str | None) -> str | None:
     """The pattern for ``--limit``: commands that end on the controller need it in the pattern as well."""
     return f"{hosts},localhost" if hosts and command in ENDS_HERE else hosts
-
-
-def check_inventory(entries: Sequence[str]) -> None:
-    """Refuses an inventory that is not there or cannot be read, before Ansible starts."""
-    if not entries:
-        raise InventoryError("no inventory was given; name a file: inventory.yml")
-    for entry in entries:
-        if not entry:
-            raise InventoryError("the inventory's name is empty; name a file: inventory.yml")
-        if "," in entry:
-            continue
-        if not os.path.exists(entry):
-            raise InventoryError(
-                f"the inventory {clean(entry)} does not exist; correct the path (a single host is written with a "
-                f"comma: {clean(entry)},)"
-            )
-        if not os.access(entry, os.R_OK):
-            raise InventoryError(f"the inventory {clean(entry)} cannot be read; correct its mode or its owner")
-
-
-def last_error(lines: Sequence[str]) -> str:
-    """Ansible's last error message among ``lines``, on one line."""
-    text = clean("\n".join(lines))
-    found = re.findall(
-        r"(?:\[ERROR\]:|ERROR!)\s*(.+?)(?=\s*(?:\[(?:ERROR|WARNING|DEPRECATION WARNING)\]:|ERROR!|$))", text
-    )
-    return found[-1][:600] if found else ""
-
-
-def no_host(lines: Sequence[str], collector: Collector, job: PlayJob, code: int) -> BaseException:
-    """What went wrong when a run ended without having met any host."""
-    text = clean("\n".join(lines))
-    low = text.lower()
-    names = ", ".join(job.inventory)
-    if "--limit" in low and ("no hosts to target" in low or "does not match any hosts" in low):
-        return InventoryError(
-            f'no host of the inventory {names} matches "{clean(job.limit or "")}"; '
-            f"ansible-inventory -i {names} --graph lists what there is"
-        )
-    if "failed to parse" in low or "unable to parse" in low or "could not be parsed" in low:
-        detail = parse_error(text) or last_error(lines) or text[-400:]
-        return InventoryError(
-            f"the inventory {names} cannot be read: {detail.rstrip('.')}. Correct it; ansible-inventory -i {names} "
-            "--graph shows whether Ansible can read it"
-        )
-    if code == 0 and (collector.empty_plays or not collector.plays):
-        if job.limit:
-            return InventoryError(
-                f'no host of the group gpu in {names} matches "{clean(job.limit.removesuffix(",localhost"))}"'
-            )
-        return InventoryError(
-            f"the inventory {names} has no host in the group gpu; put the hosts with cards into a group named gpu"
-        )
-    message = last_error(lines) or text[-400:] or f"Ansible ended with code {code} and said nothing"
-    return PlayError(f"Ansible could not start the work: {message}")
-
-
-def parse_error(text: str) -> str | None:
-    """Why an inventory could not be parsed. Ansible tries one reader after the other: the file's own one counts."""
-    causes = dict(
-        re.findall(r"Failed to parse inventory with '(\w+)' plugin: (.+?)(?= Failed to parse|\[|<<<|$)", text)
-    )
-    if not causes:
-        return None
-    source = re.search(r"(?:Completely failed to parse inventory source|Unable to parse) (\S+)", text)
-    is_yaml = source is not None and source[1].endswith((".yml", ".yaml", ".json"))
-    cause = causes["yaml"] if is_yaml and "yaml" in causes else list(causes.values())[-1]
-    cause = re.sub(r", got: <class .*?>", "", cause.removeprefix("Failed to parse inventory: ")).strip(" .")
-    place = re.search(rf"Origin: {re.escape(source[1])}:(\d+)", text) if source else None
-    return cause[:400] + (f" (line {place[1]})" if place else "")
 
 
 def failures(result: Result) -> str:

@@ -105,12 +105,14 @@ class Card:
         memory_mib, memory_used_mib: MiB, or None where the driver does not say.
         instance: the server that has it, or None.
         model: the repo id that is served, or None.
+        endpoint: where the server answers on its host, or None.
         state: ``active``, ``inactive``, ``failed``, ``absent`` (no server planned) and so on, as systemd says.
         health: ``ok``, ``loading``, ``down`` or ``none``.
         tuned: True, False, or None where nothing runs.
         bench_tps: last measured decode speed, or None.
         bench_vs_receipt_percent: its distance from the receipt, or None.
         bench_time: when it was measured (ISO 8601), or None.
+        bench_current: whether the server's present plan was measured, or an earlier one; None without a measurement.
         note: why the card is not used, or "".
     """
 
@@ -127,6 +129,8 @@ class Card:
     bench_tps: float | None = None
     bench_vs_receipt_percent: float | None = None
     bench_time: str | None = None
+    bench_current: bool | None = None
+    endpoint: str | None = None
     note: str = ""
 
 

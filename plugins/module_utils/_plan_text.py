@@ -206,6 +206,15 @@ def dry_run_text(plan: Mapping[str, Any], typed: str, steps: Sequence[str], toke
     return "\n".join(out) + "\n"
 
 
+def bench_lines(plan: Mapping[str, Any], runs: int, tokens: int) -> list[str]:
+    """The requests that ``bench`` makes."""
+    return [
+        f"GET {plan['health_url']}",
+        f"GET {plan['endpoint']}/v1/models",
+        f"POST {plan['endpoint']}/completion (1 warm-up of 8 tokens, {runs} runs of {tokens} tokens)",
+    ]
+
+
 def model_rows(
     catalog: Catalog, gpus: cards.Gpus, cached: Mapping[str, str], card: Optional[str] = None
 ) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import stat
 
 import pytest
 
-from tensorless_fleet import _usage, cli
+from tensorless_fleet import _commands, _usage, cli
 from tests.unit.cli import documented
 
 PN3 = "iamMrDuncan/Qwen3.8-27B-PN3-GGUF"
@@ -57,7 +57,7 @@ def test_every_command_line_of_the_documentation_is_accepted():
             continue  # the command's name in a sentence
         assert words
         options = _usage.parse(words)
-        assert options.command in _usage.BY_NAME, command
+        assert options.command in _commands.BY_NAME, command
         seen += 1
     assert seen > 60
 
@@ -66,7 +66,7 @@ def test_the_commands_and_their_usage_lines_are_the_documented_ones():
     rows = re.findall(r"^\| \[`(\w+)`\]\(#\w+\)\s+\| `(tensorless [^`]+)`\s+\| (.*?)\s+\|$", documented.text(), re.M)
     assert len(rows) == 11
     for name, usage, summary in rows:
-        command = _usage.BY_NAME[name]
+        command = _commands.BY_NAME[name]
         assert (command.usage, command.summary) == (usage, plain(summary)), name
 
 
@@ -74,7 +74,7 @@ def test_the_documented_flags_their_kinds_and_defaults():
     table = documented.text().split("### Common flags")[1].split("### Extra llama-server arguments")[0]
     rows = re.findall(r"^\| `--([a-z-]+)(?: ([A-Z]+))?`\s+\| ([^|]+?)\s+\| (.+?)\s+\|", table, re.M)
     assert len(rows) == 14
-    flags = {flag.name: flag for flag in _usage.FLAGS}
+    flags = {flag.name: flag for flag in _commands.FLAGS}
     for name, metavar, kind, default in rows:
         flag = flags[name]
         assert flag.metavar == metavar
@@ -230,7 +230,7 @@ def test_help_in_every_documented_form(machine, capsys):
     assert len(texts) == 1
     assert cli.main([]) == 2
     assert capsys.readouterr().out in texts
-    for command in _usage.COMMANDS:
+    for command in _commands.COMMANDS:
         assert "usage: tensorless" in output(capsys, command.name, "-h")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pathlib
 import re
 
-from tensorless_fleet import _help, _usage
+from tensorless_fleet import _commands, _help
 
 DOCS = pathlib.Path(_help.__file__).resolve().parents[1] / "docs"
 
@@ -18,7 +18,7 @@ def test_the_reference_page_is_what_the_command_says():
 
 def test_differences_name_every_flag_and_command_that_was_added():
     page = (DOCS / "reference" / "differences.md").read_text(encoding="utf-8")
-    for flag in _usage.FLAGS:
+    for flag in _commands.FLAGS:
         if flag.fleet:
             assert f"`--{flag.name}`" in page, flag.name
     for name in ("fleet", "report", "upgrade", "rollback", "verify", "gguf-check", "completion"):

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tensorless_fleet import _collect, _play, _remote, _usage, _view
+from tensorless_fleet import _collect, _play, _reasons, _remote, _usage, _view
 from tensorless_fleet.results import Bench, Card, Event, HostResult, Result, Server
 
 
@@ -156,11 +156,11 @@ def test_a_fleets_plan_says_once_what_is_the_same():
     ],
 )
 def test_what_keeps_a_controller_out_comes_with_its_fix(said, part):
-    text = _collect.explain_login("h", f"Failed to connect to the host via ssh: {said}")
+    text = _reasons.explain_login("h", f"Failed to connect to the host via ssh: {said}")
     assert part in text and "\n" not in text
 
 
 def test_sudo_passwords():
-    assert "--become-password-file" in _collect.explain_become("h", "Task failed: Missing sudo password")
-    assert "refused" in _collect.explain_become("h", "Incorrect sudo password")
-    assert _collect.explain_become("h", "no card") == "no card"
+    assert "--become-password-file" in _reasons.explain_become("h", "Task failed: Missing sudo password")
+    assert "refused" in _reasons.explain_become("h", "Incorrect sudo password")
+    assert _reasons.explain_become("h", "no card") == "no card"

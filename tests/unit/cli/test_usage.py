@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tensorless_fleet import _help, _usage
-from tensorless_fleet._usage import COMMANDS, Usage, parse
+from tensorless_fleet import _commands, _help
+from tensorless_fleet._commands import COMMANDS
+from tensorless_fleet._usage import Usage, parse
 
 
 def test_a_flag_may_stand_anywhere_and_have_one_dash_or_two():
@@ -102,9 +105,37 @@ def test_help_wins_over_what_is_missing():
 def test_every_command_lists_its_flags_and_only_those():
     for command in COMMANDS:
         text = _help.of_command(command)
-        for flag in _usage.FLAGS:
-            takes = command.flags and (not flag.commands or command.name in flag.commands)
-            assert (f"--{flag.name} " in text.replace("\n", " ")) is takes, (command.name, flag.name)
+        for flag in _commands.FLAGS:
+            takes = flag in _commands.flags_of(command)
+            shown = re.search(rf"^  (-\w, )?--{flag.name}( |$)", text, re.M) is not None
+            assert shown is takes, (command.name, flag.name)
+
+
+def test_commands_for_fleets_alone_take_nothing_that_they_would_pass_over():
+    for command in COMMANDS:
+        names = {flag.name for flag in _commands.flags_of(command)}
+        if command.where == (_commands.FLEET,):
+            assert not names & set(_commands.NO_FLEET_USE), command.name
+            assert ("dry-run" in names) is (command.name in _commands.CHECKABLE)
+        elif command.flags:
+            assert names >= set(_commands.NO_FLEET_USE) | {"dry-run"}, "as documented"
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["stop", "pn3", "--gpu", "0"], "stop takes no --gpu here: on a fleet every server of MODEL is stopped"),
+        (["stop", "pn3", "--port", "8081"], "stop takes no --port here"),
+        (["doctor", "--runtime", "podman"], "doctor takes no --runtime here: on a fleet the inventory says"),
+        (["fleet", "--gpu", "2"], "fleet takes no --gpu (it belongs to: run, pull,"),
+        (["fleet", "--dry-run"], "fleet takes no --dry-run"),
+        (["info", "pn3"], "tensorless -i FILE run MODEL --dry-run"),
+    ],
+)
+def test_what_a_fleet_would_pass_over_is_refused(words, part):
+    with pytest.raises(Usage) as error:
+        parse(["-i", "a.yml", *words])
+    assert part in str(error.value)
 
 
 def test_the_overview_names_every_command():
