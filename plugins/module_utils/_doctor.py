@@ -20,6 +20,8 @@ DOCUMENTED, HOST = "documented", "host"
 CDI_FILES = ("/etc/cdi/nvidia.yaml", "/var/run/cdi/nvidia.yaml")
 CTK_PODMAN = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 CTK_DOCKER = "nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
+# systemd refuses to start a service that was started several times within a minute, until its count is cleared.
+CLEAR_DOCKER = "systemctl reset-failed docker.service 2>/dev/null"
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def _support(seen: Seen, runtime: str) -> Check:
             FAIL,
             f"docker info failed: {printable(seen.docker_problem)}",
             "start docker (sudo systemctl start docker) and make sure that your user may use it (the docker group)",
-            "systemctl start docker",
+            f"{CLEAR_DOCKER}; systemctl start docker",
         )
     if "nvidia" in seen.docker_runtimes:
         return Check(check, PASS, "NVIDIA support for docker: the nvidia runtime")
@@ -167,7 +169,7 @@ def _support(seen: Seen, runtime: str) -> Check:
         return Check(check, PASS, f"NVIDIA support for docker: the CDI spec {found}")
     if seen.docker_hook:
         return Check(check, PASS, "NVIDIA support for docker: the container toolkit's hook")
-    command = CTK_DOCKER.replace("sudo ", "") if seen.toolkit else None
+    command = f"{CLEAR_DOCKER}; {CTK_DOCKER.replace('sudo ', '')}" if seen.toolkit else None
     fix = f"install nvidia-container-toolkit, then: sudo {CTK_DOCKER}"
     return Check(check, FAIL, "docker has no nvidia runtime, no CDI spec and no NVIDIA hook", fix, command)
 
