@@ -153,13 +153,16 @@ class Apt:
         names = ["nvidia-driver-cuda", "nvidia-kernel-dkms", "nvidia-smi", "libcuda1"]
         for number in branches:
             names += [f"nvidia-driver-pinning-{number}"]
-            names += [f"nvidia-{part}-{number}{tail}" for part in ("headless", "utils") for tail in ("-server", "")]
+            names += [
+                f"nvidia-{part}-{number}{tail}" for part in ("headless", "dkms", "utils") for tail in ("-server", "")
+            ]
         have = self.available(names)
         for number in branches:
             for tail in ("-server", ""):
-                parts = [f"nvidia-headless-{number}{tail}", f"nvidia-utils-{number}{tail}"]
-                if all(any(branch_of(v) == number for v in have.get(part, [])) for part in parts):
-                    return number, parts
+                for module in ("headless", "dkms"):
+                    parts = [f"nvidia-{module}-{number}{tail}", f"nvidia-utils-{number}{tail}"]
+                    if all(any(branch_of(v) == number for v in have.get(part, [])) for part in parts):
+                        return number, parts
             for parts in (
                 ["nvidia-driver-cuda", "nvidia-kernel-dkms"],
                 ["nvidia-smi", "nvidia-kernel-dkms", "libcuda1"],

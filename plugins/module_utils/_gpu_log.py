@@ -60,6 +60,13 @@ def driver_problem(text: str) -> Optional[dict[str, str]]:
                 },
             )
         )
+    if not found and "ignoring the legacy GPU" in flat:
+        problem = {
+            "cause": "branch_too_new",
+            "message": "the loaded driver is newer than the last branch for this card and ignores it",
+            "fix": "install a driver of the last branch for it (R580 for Pascal cards) and reboot",
+        }
+        found.append((flat.rfind("ignoring the legacy GPU"), problem))
     for match in _RELEASE.finditer(flat):
         problem = {
             "cause": "branch_too_new" if int(match.group(1)[:3]) > 580 else "not_supported",

@@ -403,6 +403,26 @@ def test_versions_that_the_pins_keep_away(version: str, pinned: bool) -> None:
     assert ((_driver.package_branch("nvidia-x", version) or 0) > _driver.NEWEST) is pinned
 
 
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [
+        (["nvidia-headless-580-server", "nvidia-utils-580-server", "nvidia-dkms-580-server"], "headless-580-server"),
+        (["nvidia-dkms-580", "nvidia-utils-580", "libnvidia-compute-580"], "dkms-580"),
+        (
+            ["nvidia-dkms-580", "nvidia-utils-580", "nvidia-headless-580-server", "nvidia-utils-580-server"],
+            "580-server",
+        ),
+    ],
+)
+def test_what_repositories_for_ubuntu_offer(rows: list[str], chosen: str) -> None:
+    """The archive has metapackages without a display; a mirror may have only the parts."""
+    text = "".join(f"{name} | 580.105.08-0ubuntu1 | http://x noble Packages\n" for name in rows)
+    number, names = _driver_apt.Apt(lambda argv: (0, text, "")).choose(None)
+    assert number == 580
+    assert names[0].endswith(chosen)
+    assert set(names) <= set(rows)
+
+
 def test_nothing_of_a_display_is_a_stranger() -> None:
     """Going from a desktop's driver to another one takes its GL libraries away as well."""
     manager = FakeManager(steps=[Step("nvidia-kernel-dkms", None, "580.105.08-1")])

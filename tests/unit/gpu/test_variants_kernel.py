@@ -59,6 +59,7 @@ def test_xids(log: str, xid: int) -> None:
             "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:3b:00.0)\nnvidia: probe of 0000:3b:00.0 failed with error -1\n",
             "no_address_space",
         ),
+        ("NVRM: ignoring the legacy GPU 0000:07:00.0\n", "branch_too_new"),
         ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x24:0x72:1568)\n", "start_failed"),
     ],
 )
@@ -75,3 +76,10 @@ def test_a_recovery_that_was_done_is_no_fault() -> None:
     assert [item["xid"] for item in _gpu_log.faults(asked)] == [154]
     assert _gpu_log.faults(asked + done) == []
     assert len(_gpu_log.faults(asked + done + asked)) == 1
+
+
+def test_the_branch_is_named_where_the_log_names_it() -> None:
+    named = "NVRM:  supported through the NVIDIA 470.xx Legacy drivers. Please\n"
+    problem = _gpu_log.driver_problem(named + "NVRM: ignoring the legacy GPU 0000:07:00.0\n")
+    assert problem is not None
+    assert "R470" in problem["fix"]
