@@ -155,7 +155,8 @@ class Collector:
 
     def _line(self, text: str) -> None:
         # Figures of long steps come by their own file; their printed form is left out here.
-        if text and not text.startswith("tensorless: ["):
+        # That it was interrupted, the result says, host by host.
+        if text and not text.startswith("tensorless: [") and "User interrupted execution" not in text:
             if self._early is None:
                 self.say("line", text=text)
             else:

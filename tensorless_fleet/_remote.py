@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from ansible_collections.tensorless.fleet.plugins.module_utils._plan_rules impor
 from tensorless_fleet import _show, _view
 from tensorless_fleet._commands import CHECKABLE
 from tensorless_fleet._usage import Options, Usage
-from tensorless_fleet.errors import HostsFailed, Interrupted, PlayError
+from tensorless_fleet.errors import HostsFailed, Interrupted, PlayError, TensorlessError
 from tensorless_fleet.fleet import Fleet, HostKeys, Run, ServerOptions
 from tensorless_fleet.results import Result
 
@@ -182,9 +182,20 @@ def work(run: Run, options: Options, show_result: bool = True) -> Result:
     words = f"tensorless {options.command}" + (f" {options.model}" if options.model else "")
     view = _view.choose(options.json, options.plain, words)
     with signals(run):
-        with view:
-            for event in run.events():
-                view.event(event)
+        try:
+            with view:
+                for event in run.events():
+                    view.event(event)
+        except OSError:
+            # Nobody reads what is shown (`| head`), or it cannot be written: nothing goes on unseen.
+            run.cancel()
+            sys.stderr.write(
+                f"tensorless: the output cannot be written, so {options.command} is ended; the same command goes on "
+                "from there\n"
+            )
+            with suppress(TensorlessError):
+                run.result()
+            raise
         try:
             result = run.result()
         except Interrupted as error:
@@ -198,9 +209,8 @@ def work(run: Run, options: Options, show_result: bool = True) -> Result:
     if show_result:
         view.result(result)
     if result.interrupted:
-        sys.stderr.write(
-            "tensorless: interrupted; where each host stands is listed above, and the same command goes on from there\n"
-        )
+        where = "where each host stands is listed above, and the same command goes on from there"
+        sys.stderr.write(f"tensorless: interrupted; {where if result.hosts else 'no host was touched'}\n")
     return result
 
 

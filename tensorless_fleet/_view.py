@@ -123,10 +123,12 @@ class LiveView(View):
             return
         row = self.rows.setdefault(event.host, {"state": "", "step": "", "note": "", "since": time.monotonic()})
         if event.kind == "step":
-            row.update(step=event.step, note="", since=time.monotonic())
+            row.update(step=event.step, note="", since=time.monotonic(), busy=True)
         elif event.kind == "progress":
             row["note"] = event.text
-        elif event.kind in ("failed", "unreachable"):
+        else:
+            row["busy"] = False
+        if event.kind in ("failed", "unreachable"):
             row.update(state=event.kind, note=event.text, step=event.step or row["step"])
         elif event.kind == "changed" and row["state"] not in ("failed", "unreachable"):
             row["state"] = "changed"
@@ -152,6 +154,8 @@ class LiveView(View):
             age = int(time.monotonic() - row["since"])
             detail = row["note"] or (f"{age} s" if age >= 2 and not ended else "")
             shown = MARKS.get(row["state"], "working")
+            if row.get("busy") and not ended:
+                shown = "working"
             table.add_row(Text(host), Text(shown, style=COLOURS.get(row["state"], "")), Text(row["step"]), Text(detail))
         return table
 

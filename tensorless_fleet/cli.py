@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
 import sys
 from typing import NoReturn
@@ -19,6 +22,7 @@ ALONE = ("help", "version", "completion", "capabilities")
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command line and returns its exit code: 0, 1, 2 or 130."""
+    _streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:
         from tensorless_fleet import _help
@@ -44,6 +48,9 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            where = error.filename or "the output"
+            return _refuse(f"cannot write {where}: {error.strerror}; make room, or write elsewhere", 1)
         from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
         from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RuntimeUnavailable
 
@@ -54,8 +61,19 @@ def main(argv: list[str] | None = None) -> int:
         return _broken(error)
 
 
+def _streams() -> None:
+    """A program may be started without standard output, or in a locale that lacks letters of a host's message."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _refuse(message: str, code: int) -> int:
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     sys.stderr.write(f"tensorless: {message}\n")
     if code == 2:
         sys.stderr.write(SEE_HELP + "\n")

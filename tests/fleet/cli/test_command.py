@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import pathlib
 import re
 import shutil
@@ -16,31 +14,13 @@ import pytest
 
 from tensorless_fleet import AsyncFleet, Fleet, HostsFailed, Interrupted, InventoryError, Result
 from tests.fleet import fleet
+from tests.fleet.cli.calls import command, rows
 from tests.fleet.cli.screen import Screen, tensorless
 from tests.fleet.hosts import Host
 from tests.fleet.machine import ROOT, podman
 
 pytestmark = pytest.mark.fleet
 MODEL = fleet.MODEL
-
-
-def command(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        tensorless("-i", str(fleet.INVENTORY), *words), cwd=ROOT, capture_output=True, text=True, check=False,
-        timeout=280, env={**os.environ, **(env or {})},
-    )  # fmt: skip
-
-
-def rows() -> list[tuple[str, str, str, str, bool | None]]:
-    """(host, card, state, health, tuned) as `fleet --json` has them."""
-    done = command("fleet", "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.strip().split("\n")[-1])["result"]
-    return [
-        (name, card["name"], card["state"], card["health"], card["tuned"])
-        for name, host in result["hosts"].items()
-        for card in host["cards"]
-    ]
 
 
 def served(found: list[tuple[str, str, str, str, bool | None]]) -> list[tuple[str, str, bool | None]]:
