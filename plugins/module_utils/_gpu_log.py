@@ -79,13 +79,7 @@ def driver_problem(text: str) -> Optional[dict[str, str]]:
             "This PCI I/O region assigned to your NVIDIA device is invalid",
             "no_address_space",
             "the firmware gave the card no address space for its memory",
-            "turn on Above 4G Decoding (64-bit BARs) in the firmware's setup and reboot",
-        ),
-        (
-            "RmInitAdapter failed",
-            "start_failed",
-            "the driver could not start the card",
-            "power-cycle the host; if it stays so, check power cables and seating, or replace the card",
+            "turn on Above 4G Decoding (64-bit BARs) in the firmware's setup, or boot with pci=realloc",
         ),
         (
             "not supported by open nvidia.ko",
@@ -121,6 +115,13 @@ def driver_problem(text: str) -> Optional[dict[str, str]]:
         place = flat.rfind(needle)
         if place >= 0:
             found.append((place, {"cause": cause, "message": message, "fix": fix}))
+    if not found and "RmInitAdapter failed" in flat:
+        # It follows on other causes as well, which say more.
+        return {
+            "cause": "start_failed",
+            "message": "the driver could not start the card",
+            "fix": "power-cycle the host; if it stays so, check power cables and seating, or replace the card",
+        }
     return max(found, key=lambda item: item[0])[1] if found else None
 
 

@@ -56,7 +56,8 @@ def test_xids(log: str, xid: int) -> None:
         ),
         (
             "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\n"
-            "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:3b:00.0)\nnvidia: probe of 0000:3b:00.0 failed with error -1\n",
+            "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:3b:00.0)\nnvidia: probe of 0000:3b:00.0 failed with error -1\n"
+            "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x24:0x72:1447)\n",
             "no_address_space",
         ),
         ("NVRM: ignoring the legacy GPU 0000:07:00.0\n", "branch_too_new"),
