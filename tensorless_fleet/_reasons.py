@@ -111,6 +111,8 @@ def no_host(lines: Sequence[str], played: bool, job: Job, code: int) -> BaseExce
             f'no host of the inventory {names} matches "{clean(job.limit or "")}"; '
             f"ansible-inventory -i {names} --graph lists what there is"
         )
+    if "unable to find limit file" in low or "invalid host list pattern" in low:
+        return InventoryError(f"the host pattern {clean(job.limit or '')} cannot be used: {last_error(lines)}")
     if "failed to parse" in low or "unable to parse" in low or "could not be parsed" in low:
         detail = parse_error(text) or last_error(lines) or text[-400:]
         return InventoryError(

@@ -56,7 +56,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 record=options["record"],
                 check_mode=self._task.check_mode,
             )
-        except (Refusal, OSError) as fault:
+        except Refusal as fault:
             raise AnsibleActionFail(str(fault)) from None
+        except OSError as fault:
+            raise AnsibleActionFail(
+                f"the report cannot be written to {options['dest']} on this machine: {fault.strerror or fault}; set "
+                "tensorless_report_dir to a folder that you can write"
+            ) from None
         result.update(answer)
         return result

@@ -311,6 +311,8 @@ def test_logs_are_bounded_in_number_and_size(tmp_path, monkeypatch):
     ("job", "error", "part"),
     [
         ({"limit": "nosuch"}, InventoryError, 'matches "nosuch"'),
+        ({"limit": "@/nowhere"}, InventoryError, "Unable to find limit file"),
+        ({"limit": "~("}, InventoryError, "Invalid host list pattern"),
         ({"playbook": "/nowhere/play.yml"}, PlayError, "could not be found"),
         ({"inventory": ["localhost,"]}, InventoryError, "no host in the group gpu"),
     ],
