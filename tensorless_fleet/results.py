@@ -197,6 +197,12 @@ class Result:
         """The hosts that are not done."""
         return [host for host in self.hosts.values() if not host.ok]
 
+    def __str__(self) -> str:
+        """The short table that the command shows at the end."""
+        from tensorless_fleet._view import result_lines
+
+        return "\n".join(result_lines(self))
+
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON-ready data."""
         return asdict(self)
