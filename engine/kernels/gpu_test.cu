@@ -66,12 +66,12 @@ static std::vector<float> gemv(const device<uint8_t> & w, const matrix & m, cons
     options.sms = sms;
     device<float> dx(x), prep(pn_workspace<BITS>(m.nblk, ncols)), dy((size_t) m.nrows * ncols);
     CK(cudaMemset(dy.p, 0xff, dy.n * 4));
-    pn_gemv_run<BITS>(w.p, dx.p, prep.p, dy.p, m.nrows, m.nblk, m.row_bytes, ncols, x.size() / ncols, m.nrows, options, 0);
+    pn_gemv_run<BITS>({ { { (const char *) w.p, dy.p, m.nrows, m.nrows } }, 1 }, dx.p, prep.p, m.nblk, m.row_bytes, ncols,
+        x.size() / ncols, options, 0);
     CK(cudaGetLastError());
     CK(cudaDeviceSynchronize());
     return dy.host();
 }
-
 
 template <int BITS> static matrix random_matrix(int nrows, int nblk, int pad) {
     constexpr int QK = pn_shape<BITS>::QK;
@@ -194,6 +194,85 @@ template <int BITS> static void run(const std::vector<std::vector<uint8_t>> & bl
     printf("%sworst error over sum of magnitudes: %.2g\n", name.c_str(), worst);
 }
 
+// Products in one launch return exactly what each returns by itself.
+template <int BITS> static void groups(int nblk, std::vector<int> rows, int ncols, bool subnormal) {
+    pn_options         options { subnormal, true, 1 };  // one warp a row where the length is compiled in, whatever the group
+    std::vector<float> x((size_t) ncols * nblk * pn_shape<BITS>::QK);
+    std::normal_distribution<float> normal;
+    for (float & v : x) v = normal(rng);
+    device<float> dx(x), prep(pn_workspace<BITS>(nblk, ncols));
+    std::vector<matrix> m;
+    for (int n : rows) m.push_back(random_matrix<BITS>(n, nblk, 0));
+    std::vector<device<uint8_t> *> w;
+    std::vector<device<float> *>   y;
+    pn_group group {};
+    for (const matrix & one : m) {
+        w.push_back(new device<uint8_t>(one.data));
+        y.push_back(new device<float>((size_t) one.nrows * ncols));
+        CK(cudaMemset(y.back()->p, 0xff, y.back()->n * 4));
+        group.of[group.count++] = { (const char *) w.back()->p, y.back()->p, one.nrows, one.nrows };
+    }
+    pn_gemv_run<BITS>(group, dx.p, prep.p, nblk, (int64_t) nblk * 34, ncols, x.size() / ncols, options, 0);
+    CK(cudaGetLastError());
+    CK(cudaDeviceSynchronize());
+    for (size_t i = 0; i < m.size(); i++) {
+        const int real = sms;
+        sms = 1;
+        // Rows of fewer than 4 anywhere in the group choose another kernel for all of it, which sums in another order.
+        const auto alone = gemv<BITS>(*w[i], m[i], x, ncols, options), together = y[i]->host();
+        sms = real;
+        const bool few = *std::min_element(rows.begin(), rows.end()) < 4;
+        check(few ? error<BITS>(m[i], x, together, ncols) < 5e-7 : memcmp(alone.data(), together.data(), alone.size() * 4) == 0,
+            "pn" + std::to_string(BITS) + "t group, " + std::to_string(nblk) + " blocks, " + std::to_string(ncols)
+            + " columns, product " + std::to_string(i));
+        delete w[i], delete y[i];
+    }
+}
+
+// Products by an index on the card, against sums in double.
+template <int BITS> static void experts(int nblk, int nrows, int slots, int tokens, bool shared) {
+    const int          count = 5, columns = shared ? 1 : slots;
+    const size_t       k = (size_t) nblk * pn_shape<BITS>::QK;
+    const matrix       all = random_matrix<BITS>(count * nrows, nblk, 0);
+    std::vector<float> x(k * columns * tokens);
+    std::normal_distribution<float> normal;
+    for (float & v : x) v = normal(rng);
+    std::vector<int32_t> ids;
+    for (int t = 0; t < tokens; t++) for (int s = 0; s < slots + 1; s++) ids.push_back((rng() % 2 + 2 * s + t) % count);  // one unused
+    device<uint8_t> w(all.data);
+    device<float>   dx(x), prep(pn_workspace_id<BITS>(nblk, columns * tokens)), y((size_t) nrows * slots * tokens);
+    device<int32_t> di(ids);
+    CK(cudaMemset(y.p, 0xff, y.n * 4));
+    pn_gemv_id_run<BITS>({ (const char *) w.p, (int64_t) nrows * nblk * 34, di.p, slots + 1, columns, y.p, nrows,
+        (int64_t) nrows * slots, nrows }, dx.p, prep.p, nblk, slots, tokens, k, 0);
+    CK(cudaGetLastError());
+    CK(cudaDeviceSynchronize());
+    const auto got = y.host();
+    double     worst = 0;
+    for (int t = 0; t < tokens; t++) for (int s = 0; s < slots; s++) {
+        const int first = ids[t * (slots + 1) + s] * nrows;
+        matrix one { nrows, nblk, (int64_t) nblk * 34, {},
+            { all.weights.begin() + first * k, all.weights.begin() + (first + nrows) * k }, {} };
+        const float * column = x.data() + (t * columns + s % columns) * k;
+        const float * out    = got.data() + ((size_t) t * slots + s) * nrows;
+        worst = std::max(worst, error<BITS>(one, { column, column + k }, { out, out + nrows }, 1));
+    }
+    check(worst < 5e-7, "pn" + std::to_string(BITS) + "t by expert, " + std::to_string(nblk) + " blocks, " + std::to_string(nrows)
+        + " rows, " + std::to_string(slots) + " slots, " + std::to_string(tokens) + " tokens: " + std::to_string(worst));
+}
+
+template <int BITS> static void launches() {
+    for (int nblk : { 1, 7, BITS == 3 ? 64 : 80 }) for (int ncols : { 1, 2, 8 }) for (bool subnormal : { true, false }) {
+        groups<BITS>(nblk, { 515, 64, 130 }, ncols, subnormal);
+        groups<BITS>(nblk, { 64, 64 }, ncols, subnormal);
+        groups<BITS>(nblk, { 3, 70 }, ncols, subnormal);
+    }
+    for (int nblk : { 1, 7, 64 }) for (int nrows : { 1, 4, 33 }) for (int tokens : { 1, 3 }) for (bool shared : { true, false }) {
+        experts<BITS>(nblk, nrows, 1, tokens, shared);
+        experts<BITS>(nblk, nrows, 4, tokens, shared);
+    }
+}
+
 static float milliseconds(cudaGraphExec_t graph, cudaStream_t stream) {
     cudaEvent_t a, b;
     CK(cudaEventCreate(&a)); CK(cudaEventCreate(&b));
@@ -211,16 +290,19 @@ static float milliseconds(cudaGraphExec_t graph, cudaStream_t stream) {
     return times[times.size() / 2];
 }
 
-// Matrices spread over a pool much larger than the cache, so that each launch reads cold weights.
-template <int BITS> static void bench(int k, int n, double copy) {
-    const int    nblk  = k / pn_shape<BITS>::QK;
-    const size_t bytes = (size_t) n * nblk * 34, count = std::min<size_t>(96, 3000000000ull / bytes);
-    device<uint8_t> pool(bytes * count);
-    CK(cudaMemset(pool.p, 0x12, pool.n));
-    device<float> x(k), prep(pn_workspace<BITS>(nblk, 1) * 4), y((size_t) n * 4);
-    CK(cudaMemset(x.p, 0, x.n * 4));
-    double gbs[2][2];
-    for (int reference = 0; reference < 2; reference++) for (int branches : { 1, 4 }) {
+// A chain of launches, or four chains side by side, `at_once` products a launch with the same activations.
+template <int BITS> struct measured {
+    int             k, n, nblk;
+    size_t          bytes, count;  // of a matrix; matrices, spread over a pool much larger than the cache: each launch reads cold weights
+    device<uint8_t> pool;
+    device<float>   x, prep, y;
+    measured(int k, int n) : k(k), n(n), nblk(k / pn_shape<BITS>::QK), bytes((size_t) n * nblk * 34),
+            count(std::min<size_t>(96, 3000000000ull / bytes)), pool(bytes * count), x(k), prep(pn_workspace<BITS>(nblk, 1) * 4),
+            y((size_t) n * 4 * PN_GROUP) {
+        CK(cudaMemset(pool.p, 0x12, pool.n));
+        CK(cudaMemset(x.p, 0, x.n * 4));
+    }
+    double rate(int branches, size_t at_once, bool subnormal) {
         cudaStream_t s[4];
         cudaEvent_t  fork, join[4];
         for (auto & v : s) CK(cudaStreamCreate(&v));
@@ -229,10 +311,13 @@ template <int BITS> static void bench(int k, int n, double copy) {
         CK(cudaStreamBeginCapture(s[0], cudaStreamCaptureModeGlobal));
         CK(cudaEventRecord(fork, s[0]));
         for (int i = 1; i < branches; i++) CK(cudaStreamWaitEvent(s[i], fork, 0));
-        for (size_t i = 0; i < count; i++) {
-            const int b = i % branches;
-            pn_gemv_run<BITS>(pool.p + i * bytes, x.p, prep.p + prep.n / 4 * b, y.p + (size_t) n * b, n, nblk, nblk * 34, 1, k, n,
-                { !reference, true, sms }, s[b]);
+        for (size_t i = 0; i < count; i += at_once) {
+            const int b = i / at_once % branches;
+            pn_group  group {};
+            for (size_t j = i; j < std::min(count, i + at_once); j++, group.count++) {
+                group.of[group.count] = { (const char *) pool.p + j * bytes, y.p + (size_t) n * (b + 4 * group.count), n, n };
+            }
+            pn_gemv_run<BITS>(group, x.p, prep.p + prep.n / 4 * b, nblk, nblk * 34, 1, k, { subnormal, true, sms }, s[b]);
         }
         for (int i = 1; i < branches; i++) {
             CK(cudaEventRecord(join[i], s[i]));
@@ -242,12 +327,18 @@ template <int BITS> static void bench(int k, int n, double copy) {
         cudaGraphExec_t exec;
         CK(cudaStreamEndCapture(s[0], &graph));
         CK(cudaGraphInstantiate(&exec, graph, 0));
-        gbs[reference][branches == 4] = bytes * count / milliseconds(exec, s[0]) / 1e6;
+        const double gbs = bytes * count / milliseconds(exec, s[0]) / 1e6;
         CK(cudaGraphExecDestroy(exec));
         CK(cudaGraphDestroy(graph));
+        return gbs;
     }
-    printf("pn%dt K%-5d N%-5d chain %6.0f GB/s %.2f of copy, overlap %6.0f GB/s %.2f of copy; reference kernel %.2f, %.2f\n",
-        BITS, k, n, gbs[0][0], gbs[0][0] / copy, gbs[0][1], gbs[0][1] / copy, gbs[1][0] / copy, gbs[1][1] / copy);
+};
+
+template <int BITS> static void bench(int k, int n, double copy) {
+    measured<BITS> m(k, n);
+    const double chain = m.rate(1, 1, true), overlap = m.rate(4, 1, true), two = m.rate(1, 2, true), three = m.rate(1, 3, true);
+    printf("pn%dt K%-5d N%-5d of copy: chain %.2f, two a launch %.2f, three %.2f, overlap %.2f; reference kernel %.2f, %.2f\n", BITS, k, n,
+        chain / copy, two / copy, three / copy, overlap / copy, m.rate(1, 1, false) / copy, m.rate(4, 1, false) / copy);
 }
 
 template <int BITS> static void once(int k, int n) {
@@ -256,7 +347,7 @@ template <int BITS> static void once(int k, int n) {
     CK(cudaMemset(w.p, 0x12, w.n));
     device<float> x(k), prep(pn_workspace<BITS>(nblk, 1)), y(n);
     CK(cudaMemset(x.p, 0, x.n * 4));
-    pn_gemv_run<BITS>(w.p, x.p, prep.p, y.p, n, nblk, nblk * 34, 1, k, n, { true, true, sms }, 0);
+    pn_gemv_run<BITS>({ { { (const char *) w.p, y.p, n, n } }, 1 }, x.p, prep.p, nblk, nblk * 34, 1, k, { true, true, sms }, 0);
     CK(cudaDeviceSynchronize());
     printf("pn%dt K%d N%d: %zu bytes of weights\n", BITS, k, n, w.n);
 }
@@ -324,6 +415,8 @@ int main(int argc, char ** argv) {
     if (blocks[0].empty() || blocks[1].empty()) return 2;
     run<3>(blocks[0], weights[0]);
     run<4>(blocks[1], weights[1]);
+    launches<3>();
+    launches<4>();
     printf("%ld passed, %ld failed\n", passed, failed);
     return failed != 0;
 }

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts issue slots per weight in sm_60 SASS.
 
-``python -m engine.kernels.slots FILE.sass [...]`` (output of ``cuobjdump -sass``) prints one row for each
-``pn_gemv`` kernel of one column. A slot is one issue of a full-rate instruction of compute capability 6.0; CUDA's
-table of instruction throughput gives shifts, bit fields, compares and shuffles half that rate, conversions a quarter.
+``python -m engine.kernels.slots FILE.sass [...]`` (output of ``cuobjdump -sass``) prints one row for each ``pn_gemv``
+kernel; "group" marks those for several products of a launch. A slot is one issue of a full-rate instruction of compute
+capability 6.0; CUDA's table of instruction throughput gives shifts, bit fields, compares and shuffles half that rate,
+conversions a quarter.
 ``loop`` is the innermost loop that holds the decode, ``whole`` is everything a warp issues for its weights, with
 prologue, reduction and store, for the row length compiled in (for any-length kernels: at 64 or 80 blocks).
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?P\d\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);")
-_NAME = re.compile(r"_Z\d+pn_gemvILi(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELi(\d+)EE")
+_NAME = re.compile(r"_Z\d+pn_gemvILi(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELb(\d)EE")
 _HALF_RATE = ("SHL", "SHR", "SHF", "BFE", "BFI", "PRMT", "ISETP", "IMNMX", "SHFL", "LEA", "ISCADD", "XMAD")
 _QUARTER_RATE = ("F2F", "F2I", "I2F", "I2I", "MUFU")
 # What the file that is compiled alone for counting instantiates: (bits, columns, rows, warps, blocks or 0).
@@ -51,13 +52,15 @@ class Count:
     rows: int
     warps: int
     blocks: int
+    one: bool  # False: the kernel of a group of products
     loop: float
     whole: float
     instructions: float
 
     @property
     def label(self) -> str:
-        return f"pn{self.bits}t K={self.blocks * (80 if self.bits == 3 else 64) or 'any'} x{self.columns}"
+        length = self.blocks * (80 if self.bits == 3 else 64) or "any"
+        return f"pn{self.bits}t K={length} x{self.columns}" + ("" if self.one else " group")
 
 
 def functions(text: str) -> dict[str, list[Instruction]]:
@@ -87,7 +90,7 @@ def count(name: str, code: list[Instruction]) -> Count | None:
     match = _NAME.match(name)
     if not match:
         return None
-    bits, columns, rows, warps, blocks = (int(g) for g in match.groups())
+    bits, columns, rows, warps, blocks, one = (int(g) for g in match.groups())
     if any(i.name == "FFMA.FTZ" for i in code):
         raise SystemExit(f"{name}: holds FFMA.FTZ, which flushes the subnormals that the decode rests on")
     end = next((n for n, i in enumerate(code) if i.name == "EXIT" and n > len(code) // 2), len(code) - 1)
@@ -103,7 +106,7 @@ def count(name: str, code: list[Instruction]) -> Count | None:
     slots = sum(i.slots for i in body)
     whole = total + slots * (steps_a_warp - 1) if loop else total
     return Count(
-        bits, columns, rows, warps, blocks,
+        bits, columns, rows, warps, blocks, bool(one),
         slots / per_step,
         whole / (per_step * steps_a_warp),
         len(body) / per_step,
@@ -123,13 +126,13 @@ def main() -> int:
     if not counts:
         print("slots: no pn_gemv kernel in these files", file=sys.stderr)
         return 2
-    print(f"{'kernel':<18}{'rows':>5}{'warps':>6}{'instr/w':>9}{'loop/w':>8}{'whole/w':>9}")
+    print(f"{'kernel':<24}{'rows':>5}{'warps':>6}{'instr/w':>9}{'loop/w':>8}{'whole/w':>9}")
     failed = False
-    for c in sorted(counts, key=lambda c: (c.columns, c.bits, c.blocks == 0, c.blocks, c.warps)):
+    for c in sorted(counts, key=lambda c: (c.columns, c.bits, c.blocks == 0, c.blocks, c.warps, not c.one)):
         over = c.columns == 1 and c.blocks and c.warps == 1 and c.loop > LIMITS[c.bits]
         failed = failed or bool(over)
         note = f"  over {LIMITS[c.bits]}" if over else ""
-        print(f"{c.label:<18}{c.rows:>5}{c.warps:>6}{c.instructions:>9.2f}{c.loop:>8.2f}{c.whole:>9.2f}{note}")
+        print(f"{c.label:<24}{c.rows:>5}{c.warps:>6}{c.instructions:>9.2f}{c.loop:>8.2f}{c.whole:>9.2f}{note}")
     return int(failed and options.gate)
 
 

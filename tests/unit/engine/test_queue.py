@@ -98,7 +98,7 @@ def test_provenance_names_everything() -> None:
 
 def test_subnormal_path_uses_only_the_fma_that_keeps_subnormals() -> None:
     source = (CUDA / "pn-gemv.cuh").read_text()
-    kernel = source[source.index("pn_gemv(const char") : source.index("// The reference: shift, mask")]
+    kernel = source[source.index("pn_rows(const pn_product") : source.index("// The reference: shift, mask")]
     code = re.sub(r"//.*", "", kernel)
     assert code.count("__fmaf_ieee_rn(") == 2
     assert not re.findall(r"\bfmaf\(|__fmaf_rn\(|\bfma\(|__fmul_rn\(", code)
@@ -109,12 +109,12 @@ def test_subnormal_path_uses_only_the_fma_that_keeps_subnormals() -> None:
 def test_flushing_fma_in_sass_is_refused() -> None:
     code = [slots.Instruction(8, "FFMA.FTZ", "R0, R1, R2, R3")]
     with pytest.raises(SystemExit, match="flushes"):
-        slots.count("_Z7pn_gemvILi3ELi1ELi4ELi1ELi64EEvPKcPKfPfiill", code)
+        slots.count("_Z7pn_gemvILi3ELi1ELi4ELi1ELi64ELb1EEv8pn_groupPKfil", code)
 
 
 def test_slots_count_rates() -> None:
     text = (
-        "\t\tFunction : _Z7pn_gemvILi3ELi1ELi4ELi1ELi64EEvx\n"
+        "\t\tFunction : _Z7pn_gemvILi3ELi1ELi4ELi1ELi64ELb1EEvx\n"
         "        /*0008*/                   MOV R1, c[0x0][0x20] ;     /* 0x00 */\n"
         "        /*0010*/                   SHR.U32 R3, R3, 0x10 ;     /* 0x00 */\n"
         "        /*0018*/                   FFMA R4, R4, R5, R6 ;      /* 0x00 */\n"

@@ -15,6 +15,9 @@
 
 #include "pn.cuh"
 
+#include <algorithm>
+#include <climits>
+
 #define PN_SCALE_UP   100
 #define PN_SCALE_DOWN (-49)
 
@@ -126,14 +129,26 @@ template <int R> static __device__ __forceinline__ float pn_reduce(const float *
 
 static constexpr int pn_threads(int wk) { return wk == 1 ? 128 : 32 * wk; }
 
+// Products with the same activations that run in one launch, prepared once: q, k and v; gate and up.
+#define PN_GROUP 3
+struct pn_product {
+    const char * weights;
+    float *      dst;
+    int64_t      stride_dst;  // between columns
+    int          nrows;
+};
+struct pn_group {
+    pn_product of[PN_GROUP];
+    int        count;
+};
+
 // R rows a warp. WK = 1: four warps a block, each with rows of its own; else WK warps a block split K between them.
 // NBLK is the row length in blocks, 0 for any. nrows >= R: the last block of rows
 // starts early and repeats rows of the one before (same values, written twice), so that no load needs a guard and all
 // addresses are one pointer and constants. Weights are loaded as 16-bit halves: nothing in a row is more aligned.
 template <int BITS, int NCOLS, int R, int WK, int NBLK>
-__global__ void __launch_bounds__(pn_threads(WK))
-pn_gemv(const char * __restrict__ weights, const float * __restrict__ prepared, float * __restrict__ dst, int nrows,
-        int nblk_any, int64_t row_bytes_any, int64_t stride_dst) {
+static __device__ __forceinline__ void pn_rows(const pn_product & p, const float * __restrict__ prepared, int nblk_any,
+        int64_t row_bytes_any) {
     using S = pn_shape<BITS>;
     constexpr int     U         = pn_unit<NCOLS>::WORDS;
     constexpr int     N         = S::PER_WORD * U;
@@ -146,11 +161,11 @@ pn_gemv(const char * __restrict__ weights, const float * __restrict__ prepared, 
     const int         warp      = WK == 1 ? 0 : threadIdx.x / 32;
     const int         lane      = threadIdx.x % 32;
     const int         group     = WK == 1 ? blockIdx.x * 4 + threadIdx.x / 32 : blockIdx.x;
-    const int         row0      = min(group * R, nrows - R);
+    const int         row0      = min(group * R, p.nrows - R);
     const int64_t     col_size  = pn_prep_floats<BITS, U>(nblk);
     constexpr int     QUAD      = N % 4 == 0 ? 16 : 8;
 
-    const char * row   = pn_opaque(weights + row0 * row_bytes);
+    const char * row   = pn_opaque(p.weights + row0 * row_bytes);
     const char * scale = pn_opaque(row + warp * STEP + lane / (8 / U) * PN_CUDA_BLOCK_BYTES);
     const char * code  = pn_opaque(scale + 2 + 4 * U * (lane % (8 / U)));
     const char * quads = pn_opaque((const char *) (prepared + warp * 32 * N) + lane * QUAD);
@@ -216,7 +231,7 @@ pn_gemv(const char * __restrict__ weights, const float * __restrict__ prepared, 
         const float v = pn_reduce<R>(acc[c], lane);
         if (lane % (32 / R) == 0) {
             if (WK == 1) {
-                dst[c * stride_dst + row0 + r] = v * pn_pow2(-PN_SCALE_DOWN);
+                p.dst[c * p.stride_dst + row0 + r] = v * pn_pow2(-PN_SCALE_DOWN);
             } else {
                 shared[warp][c][r] = v;
             }
@@ -230,9 +245,47 @@ pn_gemv(const char * __restrict__ weights, const float * __restrict__ prepared, 
             for (int k = 0; k < WK; k++) {
                 v += (&shared[k][0][0])[i];
             }
-            dst[i / R * stride_dst + row0 + i % R] = v * pn_pow2(-PN_SCALE_DOWN);
+            p.dst[i / R * p.stride_dst + row0 + i % R] = v * pn_pow2(-PN_SCALE_DOWN);
         }
     }
+}
+
+// One product, or a group of which blockIdx.y is the product.
+template <int BITS, int NCOLS, int R, int WK, int NBLK, bool ONE>
+__global__ void __launch_bounds__(pn_threads(WK))
+pn_gemv(const pn_group group, const float * __restrict__ prepared, int nblk, int64_t row_bytes) {
+    if constexpr (ONE) {
+        pn_rows<BITS, NCOLS, R, WK, NBLK>(group.of[0], prepared, nblk, row_bytes);
+    } else {
+        // No index: it would copy the group into memory first.
+        const int        y = blockIdx.y;
+        const pn_product p = y == 0 ? group.of[0] : y == 1 ? group.of[1] : group.of[2];
+        if (blockIdx.x * (WK == 1 ? 4 * R : R) < p.nrows) {
+            pn_rows<BITS, NCOLS, R, WK, NBLK>(p, prepared, nblk, row_bytes);
+        }
+    }
+}
+
+// Matrices that an index on the card picks: blockIdx.y is the slot of a token, blockIdx.z the token.
+struct pn_experts {
+    const char *    weights;
+    int64_t         bytes;       // of a matrix
+    const int32_t * ids;
+    int64_t         stride_ids;  // between tokens
+    int             columns;     // activations of a token: one for all slots, or one each
+    float *         dst;
+    int64_t         stride_slot, stride_token;
+    int             nrows;
+};
+
+template <int BITS, int R, int WK>
+__global__ void __launch_bounds__(pn_threads(WK))
+pn_gemv_id(const pn_experts e, const float * __restrict__ prepared, int nblk, int64_t row_bytes) {
+    const int        slot = blockIdx.y, token = blockIdx.z;
+    const pn_product p    = { e.weights + e.ids[token * e.stride_ids + slot] * e.bytes,
+        e.dst + token * e.stride_token + slot * e.stride_slot, 0, e.nrows };
+    const int column = token * e.columns + slot % e.columns;
+    pn_rows<BITS, 1, R, WK, 0>(p, prepared + (int64_t) column * pn_prep_floats<BITS, pn_unit<1>::WORDS>(nblk), nblk, row_bytes);
 }
 
 // The reference: shift, mask, convert, one product per weight, activations as they are. A warp per row and column.
@@ -273,33 +326,47 @@ struct pn_options {
     int  sms       = 56;    // multiprocessors of the card
 };
 
+template <int BITS, int U>
+static void pn_prepare_run(const float * x, float * prep, int nblk, int columns, int64_t stride_x, cudaStream_t stream) {
+    const int words = pn_steps(nblk, U) * 32 * U;
+    pn_prepare<BITS, U><<<dim3((words + 127) / 128, columns), 128, 0, stream>>>(x, prep, nblk, stride_x);
+}
+
 template <int BITS, int NCOLS, int R, int WK, int NBLK>
-static void pn_launch_one(const void * w, const float * prep, float * dst, int nrows, int nblk, int64_t row_bytes,
-        int64_t stride_dst, cudaStream_t stream) {
+static void pn_launch_one(const pn_group & group, const float * prep, int most, int nblk, int64_t row_bytes,
+        cudaStream_t stream) {
     constexpr int rows_a_block = WK == 1 ? 4 * R : R;
-    pn_gemv<BITS, NCOLS, R, WK, NBLK><<<(nrows + rows_a_block - 1) / rows_a_block, pn_threads(WK), 0, stream>>>(
-        (const char *) w, prep, dst, nrows, nblk, row_bytes, stride_dst);
+    const dim3 blocks((most + rows_a_block - 1) / rows_a_block, group.count);
+    if (group.count == 1) {
+        pn_gemv<BITS, NCOLS, R, WK, NBLK, true><<<blocks, pn_threads(WK), 0, stream>>>(group, prep, nblk, row_bytes);
+    } else {
+        pn_gemv<BITS, NCOLS, R, WK, NBLK, false><<<blocks, pn_threads(WK), 0, stream>>>(group, prep, nblk, row_bytes);
+    }
 }
 
 template <int BITS, int NCOLS>
-static void pn_launch(const void * w, const float * x, float * prep, float * dst, int nrows, int nblk, int64_t row_bytes,
-        int64_t stride_x, int64_t stride_dst, const pn_options & options, cudaStream_t stream) {
-    constexpr int U     = pn_unit<NCOLS>::WORDS;
-    const int     words = pn_steps(nblk, U) * 32 * U;
-    pn_prepare<BITS, U><<<dim3((words + 127) / 128, NCOLS), 128, 0, stream>>>(x, prep, nblk, stride_x);
+static void pn_launch(const pn_group & group, const float * x, float * prep, int nblk, int64_t row_bytes, int64_t stride_x,
+        const pn_options & options, cudaStream_t stream) {
+    int most = 0, least = INT_MAX, warps = 0;
+    for (int i = 0; i < group.count; i++) {
+        most  = std::max(most, group.of[i].nrows);
+        least = std::min(least, group.of[i].nrows);
+        warps += (group.of[i].nrows + 3) / 4;
+    }
+    pn_prepare_run<BITS, pn_unit<NCOLS>::WORDS>(x, prep, nblk, NCOLS, stride_x, stream);
     if constexpr (NCOLS == 1) {
         // The row lengths of the documented model. K is split between warps where there are too few rows for 16 warps
         // a multiprocessor.
-        if (options.fixed && nrows >= 4 && row_bytes == (int64_t) nblk * PN_CUDA_BLOCK_BYTES) {
-            const int warps = (nrows + 3) / 4, wanted = 16 * options.sms;
+        if (options.fixed && least >= 4 && row_bytes == (int64_t) nblk * PN_CUDA_BLOCK_BYTES) {
+            const int wanted = 16 * options.sms;
 #define PN_FIXED(b, n) if (BITS == b && nblk == n) { \
                 constexpr int len = BITS == b ? n : 0; \
                 if (warps >= wanted) { \
-                    pn_launch_one<BITS, 1, 4, 1, len>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream); \
+                    pn_launch_one<BITS, 1, 4, 1, len>(group, prep, most, nblk, row_bytes, stream); \
                 } else if (2 * warps >= wanted) { \
-                    pn_launch_one<BITS, 1, 4, 2, len>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream); \
+                    pn_launch_one<BITS, 1, 4, 2, len>(group, prep, most, nblk, row_bytes, stream); \
                 } else { \
-                    pn_launch_one<BITS, 1, 4, 4, len>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream); \
+                    pn_launch_one<BITS, 1, 4, 4, len>(group, prep, most, nblk, row_bytes, stream); \
                 } \
                 return; \
             }
@@ -310,29 +377,50 @@ static void pn_launch(const void * w, const float * x, float * prep, float * dst
 #undef PN_FIXED
         }
     }
-    if (nrows < 4) {
-        return pn_launch_one<BITS, NCOLS, 1, 4, 0>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream);
+    if (least < 4) {
+        return pn_launch_one<BITS, NCOLS, 1, 4, 0>(group, prep, most, nblk, row_bytes, stream);
     }
-    pn_launch_one<BITS, NCOLS, 4, 4, 0>(w, prep, dst, nrows, nblk, row_bytes, stride_dst, stream);
+    pn_launch_one<BITS, NCOLS, 4, 4, 0>(group, prep, most, nblk, row_bytes, stream);
 }
 
-// Floats of workspace that `pn_gemv_run` needs for these columns.
+// Floats of workspace for these columns of a group, and of a product by expert.
 template <int BITS> static size_t pn_workspace(int nblk, int ncols) {
     return (size_t) ncols * (ncols == 1 ? pn_prep_floats<BITS, 4>(nblk) : pn_prep_floats<BITS, 1>(nblk));
 }
+template <int BITS> static size_t pn_workspace_id(int nblk, int columns) {
+    return (size_t) columns * pn_prep_floats<BITS, pn_unit<1>::WORDS>(nblk);
+}
 
 template <int BITS>
-static void pn_gemv_run(const void * w, const float * x, float * prep, float * dst, int nrows, int nblk, int64_t row_bytes,
-        int ncols, int64_t stride_x, int64_t stride_dst, const pn_options & options, cudaStream_t stream) {
+static void pn_gemv_run(const pn_group & group, const float * x, float * prep, int nblk, int64_t row_bytes, int ncols,
+        int64_t stride_x, const pn_options & options, cudaStream_t stream) {
     if (!options.subnormal) {
-        pn_gemv_reference<BITS><<<dim3((nrows + 3) / 4, ncols), dim3(32, 4), 0, stream>>>(
-            (const char *) w, x, dst, nrows, nblk, row_bytes, stride_x, stride_dst);
+        for (int i = 0; i < group.count; i++) {
+            const pn_product & p = group.of[i];
+            pn_gemv_reference<BITS><<<dim3((p.nrows + 3) / 4, ncols), dim3(32, 4), 0, stream>>>(
+                p.weights, x, p.dst, p.nrows, nblk, row_bytes, stride_x, p.stride_dst);
+        }
         return;
     }
-#define PN_CASE(n) case n: \
-    return pn_launch<BITS, n>(w, x, prep, dst, nrows, nblk, row_bytes, stride_x, stride_dst, options, stream)
+#define PN_CASE(n) case n: return pn_launch<BITS, n>(group, x, prep, nblk, row_bytes, stride_x, options, stream)
     switch (ncols) {
         PN_CASE(1); PN_CASE(2); PN_CASE(3); PN_CASE(4); PN_CASE(5); PN_CASE(6); PN_CASE(7); PN_CASE(8);
     }
 #undef PN_CASE
+}
+
+// `slots` products a token. Short rows: no warp would be left without a step of K.
+template <int BITS>
+static void pn_gemv_id_run(const pn_experts & e, const float * x, float * prep, int nblk, int slots, int tokens, int64_t stride_x,
+        cudaStream_t stream) {
+    constexpr int U = pn_unit<1>::WORDS;
+    const int64_t row_bytes = (int64_t) nblk * PN_CUDA_BLOCK_BYTES;
+    pn_prepare_run<BITS, U>(x, prep, nblk, e.columns * tokens, stride_x, stream);
+    if (e.nrows < 4) {
+        pn_gemv_id<BITS, 1, 4><<<dim3(e.nrows, slots, tokens), pn_threads(4), 0, stream>>>(e, prep, nblk, row_bytes);
+    } else if (pn_steps(nblk, U) < 4) {
+        pn_gemv_id<BITS, 4, 1><<<dim3((e.nrows + 15) / 16, slots, tokens), pn_threads(1), 0, stream>>>(e, prep, nblk, row_bytes);
+    } else {
+        pn_gemv_id<BITS, 4, 4><<<dim3((e.nrows + 3) / 4, slots, tokens), pn_threads(4), 0, stream>>>(e, prep, nblk, row_bytes);
+    }
 }

@@ -131,3 +131,14 @@ ggml_tensor * llama_pn_rotate(const llm_graph_context & graph, const ggml_tensor
     }
     return pn.rotated;
 }
+
+void llama_pn_together(ggml_cgraph * gf, std::initializer_list<ggml_tensor *> results) {
+    for (ggml_tensor * t : results) {
+        while (t->op == GGML_OP_ADD) {  // a bias
+            t = t->src[0];
+        }
+        if (t->op == GGML_OP_MUL_MAT && ggml_is_pn(t->src[0]->type)) {
+            ggml_build_forward_expand(gf, t);
+        }
+    }
+}

@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
+struct ggml_cgraph;
 struct ggml_tensor;
 struct llama_model_loader;
 struct llm_graph_context;
@@ -27,3 +29,6 @@ struct llama_pn_graph {
 
 // `cur` as the weight `w` wants it.
 ggml_tensor * llama_pn_rotate(const llm_graph_context & graph, const ggml_tensor * w, ggml_tensor * cur);
+
+// Puts products with PN weights into the graph one after the other, before what is done with their results.
+void llama_pn_together(ggml_cgraph * gf, std::initializer_list<ggml_tensor *> results);

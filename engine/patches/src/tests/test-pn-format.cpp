@@ -29,6 +29,13 @@ static void check(bool ok, const std::string & what) {
     }
 }
 
+// More than 8 columns may go through a library's matrix product, which rounds its inputs on newer cards (TF32) unless
+// NVIDIA_TF32_OVERRIDE=0 forbids it.
+static double library_bound() {
+    const char * tf32 = getenv("NVIDIA_TF32_OVERRIDE");
+    return tf32 && strcmp(tf32, "0") == 0 ? 1e-6 : 1e-3;
+}
+
 static std::vector<uint8_t> bytes(const std::string & hex) {
     std::vector<uint8_t> out;
     for (size_t i = 0; hex != "-" && i + 1 < hex.size(); i += 2) {
@@ -161,10 +168,119 @@ static void check_backend(ggml_backend_t backend, ggml_type type, const std::vec
                 }
                 worst = std::max(worst, fabs(sum - y[i]) / size);
             }
-            // more than 8 columns may go through a library's matrix product, which rounds inputs on newer cards (TF32)
-            check(worst < (cols > 8 ? 1e-3 : 1e-6), name + " product of " + std::to_string(blocks_a_row) + " blocks, "
+            check(worst < (cols > 8 ? library_bound() : 1e-6), name + " product of " + std::to_string(blocks_a_row) + " blocks, "
                 + std::to_string(cols) + " columns: " + std::to_string(worst));
         }
+    }
+}
+
+// Products with the same input, which a backend may run at once: the same bits as each by itself, again and again with
+// other activations (a captured graph), and not across a change of the input.
+static void check_together(ggml_backend_t backend, ggml_type type, const std::vector<uint8_t> & blocks, int64_t n) {
+    const std::string name = std::string(ggml_backend_name(backend)) + " " + ggml_type_name(type);
+    const int64_t     k = ggml_blck_size(type), size = (int64_t) blocks.size() / n;
+    const int64_t     rows[4] = { n, n / 2, 5, n - 3 }, first[4] = { 0, 1, 2, 3 };
+    for (const int64_t cols : { 1, 2, 8, 9 }) {
+        ggml_init_params params = { 64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true };
+        ggml_context *   ctx    = ggml_init(params);
+        ggml_cgraph *    graph  = ggml_new_graph(ctx);
+        ggml_tensor *    x      = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, k, cols);
+        ggml_tensor *    one    = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, k);
+        ggml_tensor *    w[4], * y[5];
+        for (int i = 0; i < 4; i++) {
+            w[i] = ggml_new_tensor_2d(ctx, type, k, rows[i]);
+            y[i] = ggml_mul_mat(ctx, w[i], x);
+            ggml_build_forward_expand(graph, y[i]);
+        }
+        ggml_build_forward_expand(graph, ggml_add_inplace(ctx, x, one));
+        y[4] = ggml_mul_mat(ctx, w[1], x);  // the input as changed
+        ggml_build_forward_expand(graph, y[4]);
+        ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
+        for (int i = 0; i < 4; i++) {
+            ggml_backend_tensor_set(w[i], blocks.data() + first[i] * size * (i < 2), 0, rows[i] * size);
+        }
+        const std::vector<float> ones(k, 1.0f);
+        ggml_backend_tensor_set(one, ones.data(), 0, k * sizeof(float));
+        bool same = true;
+        for (int run = 0; run < 5; run++) {
+            std::vector<float> values(k * cols), changed;
+            for (int64_t i = 0; i < k * cols; i++) {
+                values[i] = (float) ((i * 37 + run * 11) % 101 - 50) / 16.0f;
+                changed.push_back(values[i] + 1.0f);
+            }
+            ggml_backend_tensor_set(x, values.data(), 0, values.size() * sizeof(float));
+            same = same && ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS;
+            for (int i = 0; i < 5; i++) {
+                const int          from = i == 4 ? 1 : i;
+                std::vector<float> got(rows[from] * cols);
+                ggml_backend_tensor_get(y[i], got.data(), 0, got.size() * sizeof(float));
+                const uint8_t * part = blocks.data() + first[from] * size * (from < 2);
+                same = same && same_bits(got, mul_mat(backend, { type, { part, part + rows[from] * size }, i == 4 ? changed : values,
+                    k, rows[from], cols }));
+            }
+        }
+        check(same, name + " products with the same input, " + std::to_string(cols) + " columns");
+        ggml_backend_buffer_free(buffer);
+        ggml_free(ctx);
+    }
+}
+
+// Products by expert against the sum in double.
+static void check_experts(ggml_backend_t backend, ggml_type type, const std::vector<uint8_t> & blocks, const std::vector<float> & weights) {
+    const std::string name = std::string(ggml_backend_name(backend)) + " " + ggml_type_name(type);
+    const int64_t     block = ggml_blck_size(type), n = (int64_t) weights.size() / block, bytes = (int64_t) blocks.size() / n;
+    const int64_t     experts = 4, slots = 2;
+    std::vector<float> reach(n);  // see check_backend
+    for (int64_t b = 0; b < n; b++) {
+        ggml_fp16_t d;
+        memcpy(&d, blocks.data() + b * bytes, sizeof(d));
+        reach[b] = fabsf(ggml_fp16_to_fp32(d)) * (type == GGML_TYPE_PN3T ? 4.0f : 8.0f);
+    }
+    for (const int64_t blocks_a_row : { 1, 2 }) for (const int64_t tokens : { 1, 3, 8, 9, 40 }) for (const int64_t columns : { (int64_t) 1, slots }) {
+        const int64_t    k = block * blocks_a_row, rows = n / blocks_a_row / experts;
+        ggml_init_params params = { 16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true };
+        ggml_context *   ctx    = ggml_init(params);
+        ggml_tensor *    w      = ggml_new_tensor_3d(ctx, type, k, rows, experts);
+        ggml_tensor *    x      = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, k, columns, tokens);
+        ggml_tensor *    all    = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, experts, tokens);  // sorted experts, of which some are used
+        ggml_tensor *    ids    = ggml_view_2d(ctx, all, slots, tokens, all->nb[1], 0);
+        ggml_tensor *    out    = ggml_mul_mat_id(ctx, w, x, ids);
+        ggml_cgraph *    graph  = ggml_new_graph(ctx);
+        ggml_build_forward_expand(graph, out);
+        ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
+        std::vector<float>    values(k * columns * tokens), y(rows * slots * tokens);
+        std::vector<int32_t>  order(experts * tokens);
+        for (size_t i = 0; i < values.size(); i++) {
+            values[i] = (float) ((int64_t) (i * 61 % 127) - 63) / 32.0f;
+        }
+        for (int64_t t = 0; t < tokens; t++) {
+            for (int64_t s = 0; s < experts; s++) {
+                order[t * experts + s] = (int32_t) ((s * 3 + t * t) % experts);
+            }
+        }
+        ggml_backend_tensor_set(w, blocks.data(), 0, experts * rows * blocks_a_row * bytes);
+        ggml_backend_tensor_set(x, values.data(), 0, values.size() * sizeof(float));
+        ggml_backend_tensor_set(all, order.data(), 0, order.size() * sizeof(int32_t));
+        double worst = 1.0;
+        if (ggml_backend_supports_op(backend, out) && ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS) {
+            ggml_backend_tensor_get(out, y.data(), 0, y.size() * sizeof(float));
+            worst = 0.0;
+            for (int64_t i = 0; i < (int64_t) y.size(); i++) {
+                const int64_t t = i / rows / slots, s = i / rows % slots;
+                const int64_t row = order[t * experts + s] * rows + i % rows;
+                const float * column = values.data() + (t * columns + s % columns) * k;
+                double        sum = 0, size = 1e-30;
+                for (int64_t e = 0; e < k; e++) {
+                    sum += (double) weights[row * k + e] * column[e];
+                    size += (double) reach[(row * k + e) / block] * fabs(column[e]);
+                }
+                worst = std::max(worst, fabs(sum - y[i]) / size);
+            }
+        }
+        check(worst < (tokens > 8 ? library_bound() : 1e-6), name + " products by expert, " + std::to_string(blocks_a_row) + " blocks, "
+            + std::to_string(tokens) + " tokens, " + std::to_string(columns) + " columns each: " + std::to_string(worst));
+        ggml_backend_buffer_free(buffer);
+        ggml_free(ctx);
     }
 }
 
@@ -254,6 +370,8 @@ int main(int argc, char ** argv) {
             ggml_backend_t backend = ggml_backend_dev_init(ggml_backend_dev_get(d), nullptr);
             printf("%s: %s\n", ggml_type_name(type), ggml_backend_name(backend));
             check_backend(backend, type, blocks[i], weights[i]);
+            check_together(backend, type, blocks[i], (int64_t) weights[i].size() / ggml_blck_size(type));
+            check_experts(backend, type, blocks[i], weights[i]);
             ggml_backend_free(backend);
         }
     }
