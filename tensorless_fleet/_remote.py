@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any, cast
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _plan_text
-from ansible_collections.tensorless.fleet.plugins.module_utils._plan_rules import check_choice
 
 from tensorless_fleet import _show, _view
 from tensorless_fleet._commands import CHECKABLE
@@ -59,19 +58,18 @@ def answer(options: Options) -> int:
 
 
 def check_usage(options: Options) -> None:
-    """Refuses, before any host is asked, what can never work: unknown models, refused values."""
+    """Refuses, before any host is asked, a model or card that no recipe has. (Values: Fleet does.)"""
     if options.model is None:
         return
     from ansible_collections.tensorless.fleet.plugins.module_utils import _recipe
 
-    recipes, revision = find_model(options)
+    recipes = find_model(options)
     if options.card is not None and recipes:
         _recipe.choose_card(recipes, options.card)
-    check_choice(_show.choice_of(options, options.cache or "/", revision, service=True))
 
 
-def find_model(options: Options) -> tuple[list[Any], str | None]:
-    """The recipes that MODEL means, and its revision. Raises Refusal where no recipe of the fleet has it.
+def find_model(options: Options) -> list[Any]:
+    """The recipes that MODEL means. Raises Refusal where no recipe of the fleet has it.
 
     The built-in recipes (or --recipes) are asked first, then the folders that the inventory names. Where the inventory
     computes its folder, only the hosts' plan can tell: no recipes, no refusal.
@@ -80,19 +78,19 @@ def find_model(options: Options) -> tuple[list[Any], str | None]:
     from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
 
     try:
-        return _recipe.resolve(_show.catalog_of(options), options.model)
+        return _recipe.resolve(_show.catalog_of(options), options.model)[0]
     except Refusal as refusal:
         if options.recipes or refusal.rc == 2:
             raise
         unknown = refusal
     folders = inventory_values(options, "tensorless_recipes_dir")
     if folders is None:
-        return [], None  # the run itself says what is wrong with the inventory
+        return []  # the run itself says what is wrong with the inventory
     for folder in sorted(folders):
         if "{{" in folder or not os.path.isdir(folder):
-            return [], None
+            return []
         try:
-            return _recipe.resolve(_recipe.load_directory(folder), options.model)
+            return _recipe.resolve(_recipe.load_directory(folder), options.model)[0]
         except Refusal as refusal:
             unknown = refusal
     raise unknown

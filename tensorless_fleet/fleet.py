@@ -247,7 +247,7 @@ class Fleet:
         tags: Sequence[str] = (),
         **options: Unpack[ServerOptions],
     ) -> Run:
-        """Starts a command (a key of ``PLAYBOOKS``) and returns at once.
+        """Starts a command (a key of ``PLAYBOOKS``) and returns at once. Raises UsageError for what can never work.
 
         Args:
             model: the MODEL that every host serves, instead of the inventory's ``tensorless_servers``.
@@ -258,6 +258,7 @@ class Fleet:
         playbook = PLAYBOOKS.get(command)
         if playbook is None:
             raise UsageError(f"no such command: {command!r}; there is {', '.join(PLAYBOOKS)}")
+        check_values(command, model, options)
         chosen = {**server_values(model, options), **(values or {})}
         if self.recipes:
             chosen["tensorless_recipes_dir"] = self.recipes
@@ -419,6 +420,24 @@ def bench_values(runs: int, tokens: int) -> dict[str, Any]:
 def report_values(directory: str | os.PathLike[str] | None) -> dict[str, Any]:
     """The variable that says where the report is written."""
     return {} if directory is None else {"tensorless_report_dir": os.path.abspath(os.fspath(directory))}
+
+
+def check_values(command: str, model: str | None, options: ServerOptions) -> None:
+    """Refuses, before any host is asked, values that can never work."""
+    from ansible_collections.tensorless.fleet.plugins.module_utils._plan_rules import check_choice
+    from ansible_collections.tensorless.fleet.plugins.module_utils._plan_types import Choice
+    from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
+
+    if model is None:
+        return
+    names = ("runtime", "host", "port", "context", "cache", "extra_args")
+    given: dict[str, Any] = {name: options.get(name) for name in names if options.get(name) is not None}
+    gpu = options.get("gpu")
+    choice = Choice(**{"cache": "/", **given}, command=command, gpu=None if gpu is None else str(gpu), service=True)
+    try:
+        check_choice(choice)
+    except Refusal as refusal:
+        raise UsageError(refusal.message) from None
 
 
 def server_values(model: str | None, options: ServerOptions) -> dict[str, Any]:

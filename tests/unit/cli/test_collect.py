@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensorless_fleet import AsyncFleet, Fleet, _collect, _remote, _usage, _view
+from tensorless_fleet import AsyncFleet, Fleet, UsageError, _collect, _remote, _usage, _view
 from tensorless_fleet.results import Event, HostResult
 
 
@@ -90,9 +90,26 @@ def test_the_async_form_has_the_same_methods():
             assert [each.name for each in wanted] == list(inspect.signature(other).parameters), name
 
 
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"port": 70000}, "port must be a whole number from 1 to 65535"),
+        ({"context": 0}, "context must be a whole number, at least 1"),
+        ({"gpu": "first"}, "gpu must be an index"),
+        ({"host": "example"}, "host must be an IP address"),
+        ({"extra_args": ["-c", "5"]}, "do not pass -c after --"),
+        ({"cache": "/a:b"}, "which a container mount cannot express"),
+    ],
+)
+def test_values_that_can_never_work_are_refused_before_any_host_is_asked(options, part):
+    with pytest.raises(UsageError) as error:
+        Fleet("localhost,").run("pn3", **options)
+    assert part in str(error.value)
+
+
 def test_a_model_is_not_called_unknown_where_the_inventory_cannot_be_read(monkeypatch):
     monkeypatch.setattr(_remote, "inventory_values", lambda _options, _name: None)
-    assert _remote.find_model(_usage.parse(["-i", "x", "run", "of-the-inventory"])) == ([], None)
+    assert _remote.find_model(_usage.parse(["-i", "x", "run", "of-the-inventory"])) == []
 
 
 @pytest.mark.parametrize(
