@@ -30,7 +30,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.write(_help.overview())
         return 2
     try:
-        return _answer(words)
+        code = _answer(words)
+        sys.stdout.flush()  # what cannot be written is said here, not by Python at the very end
+        return code
     except Usage as error:
         return _refuse(str(error), 2)
     except UsageError as error:
@@ -45,11 +47,12 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): nothing is left to say, at exit neither.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return 1
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             where = error.filename or "the output"
+            _silence()
             return _refuse(f"cannot write {where}: {error.strerror}; make room, or write elsewhere", 1)
         from ansible_collections.tensorless.fleet.plugins.module_utils._refusal import Refusal
         from ansible_collections.tensorless.fleet.plugins.module_utils._runtime import RuntimeUnavailable
@@ -69,6 +72,11 @@ def _streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
         elif isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _silence() -> None:
+    """What is left in the buffer of standard output goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(message: str, code: int) -> int:

@@ -43,12 +43,18 @@ def image() -> str:
     return str(json.loads(text)["image"])
 
 
-@pytest.fixture
-def served(hosts):
-    """The model serves as its recipe says, before and after."""
-    assert command("run", "smol").returncode == 0
+@pytest.fixture(scope="module", autouse=True)
+def left_serving(hosts):
+    """Other tests find the fleet as it was."""
     yield
     assert command("run", "smol").returncode == 0
+
+
+@pytest.fixture
+def served():
+    """The model serves as its recipe says."""
+    done = command("run", "smol")
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_changed_run_converges_and_a_stop_says_what_it_stopped(served):
