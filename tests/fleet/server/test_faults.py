@@ -125,6 +125,19 @@ def test_killed_monitor_or_daemon(rig: Rig) -> None:
     assert not rig.serve(plan)["changed"]
 
 
+@pytest.mark.soak
+def test_all_processes_killed_at_once(rig: Rig) -> None:
+    """The runtime's client, podman's monitor and what settles the service end together; docker's server goes on."""
+    plan = rig.plan()
+    first = rig.serve(plan)["servers"][0]["container_id"]
+    rig.systemctl("kill", "-s", "KILL", "--kill-who=all", f"tensorless@{plan['instance']}.service")
+    until(lambda: (rig.container(plan["container_name"]) or {"Id": first})["Id"] != first, 90)
+    until(lambda: healthy(rig), 90)
+    assert not rig.serve(plan)["changed"]
+    assert rig.sh("pgrep -c llama-server").strip() == "1"
+    assert rig.sh(f"{rig.runtime} ps -aq | wc -l").strip() == "1"
+
+
 def test_crash_loop_ends(rig: Rig) -> None:
     """A server that cannot start is not started for ever, and the module leaves nothing of it."""
     plan = rig.plan(extra_args=("--no-such-option",))
