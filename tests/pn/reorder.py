@@ -28,12 +28,12 @@ def reorder(source: Path, target: Path, seed: int = 0) -> int:
         nonlocal done
         tensor = file.tensors[i]
         data = np.asarray(file.data(tensor))
-        found = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)\.weight", tensor.name)
+        found = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)(_exps)?\.weight", tensor.name)
         if found and tensor.type_name == "f32":
-            matrix = data.view("<f4").reshape(-1, tensor.row)
+            matrices = data.view("<f4").reshape(-1, tensor.shape[1], tensor.row)  # one, or one for each expert
             down = found[2] == "down"
-            neurons = order.setdefault(found[1], rng.permutation(matrix.shape[1 if down else 0]))
-            data = np.ascontiguousarray(matrix[:, neurons] if down else matrix[neurons])
+            neurons = order.setdefault(found[1], rng.permutation(matrices.shape[2 if down else 1]))
+            data = np.ascontiguousarray(matrices[:, :, neurons] if down else matrices[:, neurons])
             done += 1
         stream.write(data.tobytes())
 
