@@ -6,14 +6,17 @@ Private to the collection: it may change at any time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 from ansible_collections.tensorless.fleet.plugins.module_utils import _bench, _bench_gate, _bench_run, _witness
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench import BenchError
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench_run import Bench, Request
 from ansible_collections.tensorless.fleet.plugins.module_utils._lease import boot_id
+from ansible_collections.tensorless.fleet.plugins.module_utils._server_files import Places, places, read_document
 
+MOVES = ("context", "host", "port", "image", "alias")  # what may tell two plans of a server apart, in words
 SCOPE = ("command", "exec", "image", "runtime", "context", "threads", "container_name", "instance")
 
 
@@ -76,6 +79,21 @@ def read_key(path: str) -> str:
     return keys[0]
 
 
+def check_running(options: Mapping[str, Any], where: Sequence[Places] = ()) -> None:
+    """Refuses where the host's own record says that this server runs another plan: its rate would bear a wrong name."""
+    plan = options.get("plan") or {}
+    instance = str(plan.get("instance") or "")
+    for place in (where or (places("system"), places("user", os.path.expanduser("~")))) if instance else ():
+        _state, record = read_document(place.document(instance))
+        if record is None or record.get("plan_hash") == plan.get("plan_hash"):
+            continue
+        differ = [f"{key} {record.get(key)}, not {plan.get(key)}" for key in MOVES if record.get(key) != plan.get(key)]
+        raise BenchError(
+            f"{instance} runs another plan than the one to measure: {'; '.join(differ) or 'other arguments'}. Give the "
+            "options that it was started with, or run site.yml (tensorless run) with these first"
+        )
+
+
 def said(report: Callable[[dict[str, Any]], None]) -> Callable[[str], None]:
     """Progress lines as the progress file takes them."""
 
@@ -108,6 +126,7 @@ def act(
         return {**outcome(stored), "changed": False, "measured": False, "reason": "the last result still stands"}
     if check_mode:
         return {"changed": True, "measured": False, "reason": f"would measure: {why}", "result": stored}
+    check_running(options)
     result = bench.measure()
     if stored is not None and stored.get("model") == result["model"]:
         result["previous"] = _bench_gate.again(stored, result)

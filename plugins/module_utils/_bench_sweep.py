@@ -225,6 +225,7 @@ def act(
         raise BenchError("this card has no result yet that a sweep could stand beside: run the playbook bench first")
     if check_mode:
         return {"changed": True, "order": taken, "sweep": None}
+    _bench_plan.check_running(options)
     request.first_token_s = options["first_token_s"]
     sweep = Sweep(request, run, say).sweep(options["kind"], values, options["repeats"])
     kept = [other for other in stored.get("sweeps") or [] if other.get("kind") != options["kind"]]

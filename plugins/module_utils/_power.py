@@ -82,6 +82,7 @@ def sweep(
     limits = limits_of(options["limits_w"] or [], known)
     if check_mode:
         return {"changed": True, "limits": known, "order": limits, "rows": []}
+    _bench_plan.check_running(options)
     rows: list[dict[str, Any]] = []
     purpose = f"power sweep of {request.model}"
     try:

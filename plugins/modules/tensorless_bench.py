@@ -17,6 +17,8 @@ description:
     prompt cache or another request is thrown out with its reason, and repeated once.
   - A witness process samples the card and the host during each run. A lease on the card keeps two benchmarks of this
     host apart.
+  - Where the host's own record says that the server runs another plan than O(plan), nothing is measured and the
+    difference is named.
   - The result is stored on the host, one file a card, and stands until the image digest, the plan, the driver or the
     card is another one.
 options:

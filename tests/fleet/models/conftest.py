@@ -29,8 +29,10 @@ class Playing:
     """A play that goes on while the test does something to it. It has a process group of its own, as in a terminal."""
 
     def __init__(self, command: list[str], environ: dict[str, str]) -> None:
+        # Under nohup, hanging up would be ignored here and in everything that is started here.
+        usual = ["env", "--default-signal=HUP", *command]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ, start_new_session=True
+            usual, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ, start_new_session=True
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -11,6 +11,7 @@ import pytest
 from ansible_collections.tensorless.fleet.plugins.module_utils import _bench, _bench_plan, _bench_run
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench import BenchError
 from ansible_collections.tensorless.fleet.plugins.module_utils._bench_run import Bench, Request
+from ansible_collections.tensorless.fleet.plugins.module_utils._server_files import places
 
 from tests.unit.bench.fakellama import Answer, FakeLlama, frames, last, token
 
@@ -245,3 +246,22 @@ def test_check_mode_sends_nothing(tmp_path: Any) -> None:
     options = {"results_dir": str(tmp_path), "mode": "always", "model": "m", "port": 1}
     answer = _bench_plan.act(options, no_programs, check_mode=True)
     assert (answer["changed"], answer["measured"], list(tmp_path.iterdir())) == (True, False, [])
+
+
+@pytest.mark.parametrize(
+    ("moved", "words"),
+    [({"context": 3072, "port": 8090}, "context 3072, not 4096; port 8090, not 8080"), ({}, "other arguments")],
+)
+def test_a_server_of_another_plan_is_not_measured_under_this_name(
+    tmp_path: Any, moved: dict[str, Any], words: str
+) -> None:
+    plan = {"instance": "tensorless-m", "plan_hash": "h", "context": 4096, "port": 8080, "exec": []}
+    where = places("user", str(tmp_path))
+    _bench_plan.check_running({"plan": plan}, [where])  # nothing on record
+    record = tmp_path / ".config/tensorless/instances/tensorless-m.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"schema": 1, "instance": "tensorless-m", **plan}))
+    _bench_plan.check_running({"plan": plan}, [where])
+    record.write_text(json.dumps({"schema": 1, **plan, "plan_hash": "h2", **moved}))
+    with pytest.raises(BenchError, match=words):
+        _bench_plan.check_running({"plan": plan}, [where])
