@@ -98,7 +98,8 @@ def tree(tmp_path: Path) -> Path:
 def build(tree: Path, **values: object) -> subprocess.CompletedProcess[str]:
     inventory = tree.parent / "inventory.yml"
     inventory.write_text(json.dumps({"engine_builder": {"hosts": {"builder": {"ansible_connection": "local"}}}}))
-    arguments = [*UNPRIVILEGED, "--tls-verify=false"]
+    # What `cmake` puts comes from outside of the build, so an earlier build's layer may hold other programs.
+    arguments = [*UNPRIVILEGED, "--no-cache", "--tls-verify=false"]
     if PROGRAMS:
         arguments += ["-v", f"{Path(PROGRAMS).resolve()}:/prebuilt:ro"]
     given = {
