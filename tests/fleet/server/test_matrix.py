@@ -9,7 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tomllib
 
+from tests.fleet import engine
+from tests.fleet.fleet import RECIPES
+from tests.fleet.hosts import REGISTRY
 from tests.fleet.server.rig import Rig, healthy, until
 
 pytestmark = pytest.mark.fleet
@@ -208,6 +212,52 @@ def test_one_changed_option(rig: Rig, change: dict[str, Any]) -> None:
     back = rig.serve(one, two)["servers"]
     assert back[0]["plan_hash"] == first[0]["plan_hash"]
     assert back[1]["container_id"] == first[1]["container_id"]
+
+
+def recipe() -> dict[str, Any]:
+    return tomllib.loads(next(RECIPES.glob("*/*/p100.toml")).read_text())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", ["image", "switch"])
+def test_one_changed_part_of_a_recipe(rig: Rig, part: str) -> None:
+    """It restarts the server of that recipe and not its neighbour; changed back, the first plan hash returns."""
+    one, two = rig.plan(gpu="0", suffix=True), rig.plan(gpu="1", port=8081, suffix=True)
+    first = rig.serve(one, two)["servers"]
+    data = recipe()
+    if part == "image":
+        data["engine"]["image"] = engine.push(REGISTRY, "0.0.3-matrix")
+        rig.host.exec(rig.runtime, "pull", data["engine"]["image"])
+    else:
+        data["run"]["env"][engine.SWITCHES[1]] = "1"
+    after = rig.serve(rig.plan(recipe=data, gpu="0", suffix=True), two)["servers"]
+    assert after[0]["plan_hash"] != first[0]["plan_hash"]
+    assert after[0]["container_id"] != first[0]["container_id"]
+    assert after[1]["container_id"] == first[1]["container_id"]
+    back = rig.serve(one, two)["servers"]
+    assert back[0]["plan_hash"] == first[0]["plan_hash"]
+    assert back[1]["container_id"] == first[1]["container_id"]
+
+
+@pytest.mark.soak
+def test_a_server_moves_to_another_card(rig: Rig) -> None:
+    first = rig.serve(rig.plan(gpu="0"))["servers"][0]
+    moved = rig.plan(gpu="1")
+    after = rig.serve(moved)["servers"][0]
+    assert after["container_id"] != first["container_id"]
+    used = rig.sh("nvidia-smi --query-compute-apps=gpu_uuid --format=csv,noheader").split()
+    assert used == [moved["cards"][0]["uuid"]]
+    assert rig.serve(rig.plan(gpu="0"))["servers"][0]["plan_hash"] == first["plan_hash"]
+
+
+@pytest.mark.soak
+def test_the_same_bytes_under_another_revision_restart_nothing(rig: Rig) -> None:
+    first = rig.serve(rig.plan())["servers"][0]
+    data = recipe()
+    data["model"]["revision"] = "f" * 40
+    again = rig.serve(rig.plan(recipe=data))
+    assert not again["changed"]
+    assert again["servers"][0]["container_id"] == first["container_id"]
 
 
 def test_each_card_has_its_server(rig: Rig) -> None:
