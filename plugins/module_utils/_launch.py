@@ -6,7 +6,7 @@ here, with a first line naming the interpreter; so it uses nothing but the stand
 
     launch start FILE     makes room for the container that FILE describes, then becomes its command
     launch stop FILE      asks the runtime to stop it
-    launch settle FILE    after the end: no container is left, and a kill that nobody asked for counts as a failure
+    launch settle FILE    after the end: no container is left, and an end that nobody asked for counts as a failure
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ GRACE = 90  # seconds that an open answer gets before the container is killed
 DAEMON_WAIT = 60  # seconds that docker's daemon gets to come back before a container is given up for gone
 REFUSED = 78  # the unit's RestartPreventExitStatus: trying again cannot help
 KILLED = "137"
+LOST = "127"  # podman 4's client, when the container's record is removed before the client has read how it ended
 CLEAN = ("0", "143", KILLED)  # how a server leaves that was told to
 UNREACHABLE = ("cannot connect to the docker", "failed to connect to the docker", "error during connect")
 STOP_ASKED = "stop-was-asked"
@@ -265,6 +266,7 @@ def start(data: dict[str, Any]) -> NoReturn:
 def stop(data: dict[str, Any]) -> None:
     # systemd also runs this after the server ended by itself; then there is no main process and nothing to stop
     if os.environ.get("MAINPID"):
+        write_note(STOP_ASKED)
         call(data["runtime"], "stop", "-t", str(GRACE), data["container_name"])
 
 
@@ -275,8 +277,9 @@ def settle(data: dict[str, Any]) -> None:
     if status in CLEAN and runtime == "docker" and daemon_went():
         say("docker's daemon ended, and the server with it; nobody had asked the server to stop")
         failed = True
-    elif status == KILLED and not stop_was_asked(data):
-        say("the server was killed and nobody had asked for a stop")
+    elif status in (KILLED, LOST) and not stop_was_asked(data):
+        how = "was killed" if status == KILLED else f"ended with status {LOST}"
+        say(f"the server {how} and nobody had asked for a stop")
         failed = True
     record = container(data, DAEMON_WAIT)
     if record is None:

@@ -44,9 +44,9 @@ Restart=on-failure
 RestartSec=5
 # 78: the instance's file cannot be used; another start would not change that.
 RestartPreventExitStatus=78
-# Asked for to stop: SIGTERM's 143, and 137 where an open answer outlasted the grace. The launcher turns a kill that
-# nobody asked for into a failure.
-SuccessExitStatus=143 137
+# Asked for to stop: SIGTERM's 143, 137 where an open answer outlasted the grace, and 127 where podman lost the status.
+# The launcher turns a 137 or 127 that nobody asked for into a failure.
+SuccessExitStatus=143 137 127
 # The container's own grace is 90 s, and the service manager's limit has to be longer.
 TimeoutStopSec=150
 # Only the runtime's client gets signals: podman's own clean-up, cut short, would leave half a record that keeps the

@@ -40,11 +40,12 @@ def set_card(uuid: str, **values: Any) -> Callable[[dict[str, Any]], None]:
 
 @pytest.fixture
 def troubled(hosts: Fleet) -> Iterator[Fleet]:
-    """The cards' former state comes back; the next test measures them again under their own plans."""
+    """The cards' former state and their servers come back; the next test measures them again under their own plans."""
     before = {host.name: state(host) for host in (hosts.a, hosts.b, hosts.c)}
     yield hosts
     for host in (hosts.a, hosts.b, hosts.c):
         change(host, lambda data, host=host: (data.clear(), data.update(before[host.name])))  # type: ignore[misc]
+    hosts.play("--limit", hosts.b.name, name="serve")
 
 
 # On p100-b the card 0 is named with another context than the recipe's: untuned. The others are as the inventory says.
@@ -58,6 +59,7 @@ def test_each_trouble_is_named_and_the_cards_beside_it_are_not_accused(troubled:
     change(hosts.b, set_card(B2, pcie_width=4))
     process = {"pid": 4711, "uuid": C1, "name": "python3", "memory_mib": 900}
     change(hosts.c, lambda data: data.update(processes=[process]))
+    hosts.play("--limit", hosts.b.name, "-e", json.dumps(UNTUNED), name="serve")
     hosts.play(*SHORT, "-e", json.dumps(UNTUNED), name="bench")
     cards = {card["uuid"]: card for card in hosts.report()["cards"]}
     found = {uuid: SHOWN & {finding["code"] for finding in card["findings"]} for uuid, card in cards.items()}

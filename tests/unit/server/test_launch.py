@@ -168,6 +168,8 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, code: str, st
         ("exited", "143", False, 0),
         ("exited", "137", True, 0),
         ("exited", "137", False, 1),
+        ("exited", "127", True, 0),  # podman 4 lost how it ended
+        ("exited", "127", False, 1),
         ("exited", "1", False, 0),  # a failure by itself: systemd has counted it
         ("killed", "KILL", False, 0),
     ],
@@ -248,13 +250,18 @@ def test_settle_leaves_no_container_of_ours(
     assert f"podman rm -f {NAME}" in calls.made
 
 
-def test_stop_only_while_the_server_lives(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_only_while_the_server_lives(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
     monkeypatch.delenv("MAINPID", raising=False)
     _launch.stop(data())
     assert calls.made == []
+    assert not _launch.stop_was_asked(data())
     monkeypatch.setenv("MAINPID", "5")
     _launch.stop(data())
     assert calls.made == [f"podman stop -t 90 {NAME}"]
+    assert _launch.stop_was_asked(data())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2, "exec": ["x"]}', '{"schema": 1, "exec": []}'])
