@@ -105,7 +105,7 @@ ON_THE_FLEET := tests/fleet/site tests/fleet/clients tests/fleet/cli tests/fleet
 ON_OWN_HOSTS := tests/fleet/server --ignore=tests/fleet/server/test_rolling.py tests/fleet/driver
 
 .PHONY: fleet-tests
-fleet-tests: setup prerequisites ## molecule and all fleet tests on one fleet
+fleet-tests: setup prerequisites dist ## molecule and all fleet tests on one fleet
 	molecule destroy --scenario-name default
 	molecule test --scenario-name default --destroy never
 	tools/together.sh '$(PYTEST) $(ON_THE_FLEET) -m "fleet and not soak"' '$(PYTEST) $(ON_OWN_HOSTS) -m "fleet and not soak"'
