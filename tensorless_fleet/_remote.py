@@ -18,7 +18,7 @@ from tensorless_fleet import _show, _view
 from tensorless_fleet._commands import CHECKABLE
 from tensorless_fleet._usage import Options, Usage
 from tensorless_fleet.errors import HostsFailed, Interrupted, PlayError, TensorlessError
-from tensorless_fleet.fleet import Fleet, HostKeys, Run, ServerOptions
+from tensorless_fleet.fleet import Fleet, HostKeys, Run, ServerOptions, bench_values
 from tensorless_fleet.results import Result
 
 WITH_MODEL = ("run", "pull", "serve", "stop", "bench")
@@ -152,7 +152,7 @@ def start(fleet: Fleet, options: Options) -> Run:
     """Starts the run of this command."""
     values: dict[str, Any] = {}
     if options.command == "bench":
-        values = {"bench_runs": options.runs, "bench_tokens": options.tokens, "bench_mode": "always"}
+        values = bench_values(options.runs, options.tokens)
     chosen = server_options(options)
     if options.dry_run and options.command in CHECKABLE:
         chosen["check_mode"] = True

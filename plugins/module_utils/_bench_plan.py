@@ -83,7 +83,9 @@ def check_running(options: Mapping[str, Any], where: Sequence[Places] = ()) -> N
     """Refuses where the host's own record says that this server runs another plan: its rate would bear a wrong name."""
     plan = options.get("plan") or {}
     instance = str(plan.get("instance") or "")
-    for place in (where or (places("system"), places("user", os.path.expanduser("~")))) if instance else ():
+    if not instance:
+        return
+    for place in where or (places("system"), places("user", os.path.expanduser("~"))):
         _state, record = read_document(place.document(instance))
         if record is None or record.get("plan_hash") == plan.get("plan_hash"):
             continue
